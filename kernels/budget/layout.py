@@ -1,0 +1,125 @@
+"""The think budget's device data: one row of words per request slot, and tables shared by all slots.
+
+Everything a step needs about a request is in one row of 16 int32 words (64 bytes, one cache line), limits
+included, so that a step reads one row per request and nothing of its history. What is common to all requests,
+the automaton lifted to the vocabulary, is in `Tables`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from enum import IntEnum, IntFlag
+
+import torch
+
+
+class Word(IntEnum):
+    """Column of `BudgetState.words`. Columns up to `FLAGS` change with every token, the others only on admission,
+    except `WALL`, which a forced end resets: a message is said once."""
+
+    AUTO = 0  # automaton word: state index in the low 16 bits, INSIDE and LINE_END above
+    USED = 1  # tokens the model chose inside thinking so far, end marker included
+    CURSOR = 2  # index into `BudgetState.program` of the next forced id, or NOT_FORCING
+    OUTCOME = 3  # Outcome
+    FORCED = 4  # ids written by the budget so far
+    REASON = 5  # Outcome that the end being forced will have
+    FLAGS = 6  # Flag
+    WALL = 7  # index into `program` of what is forced at the wall: message, end marker, line break
+    MAX = 8  # most tokens inside thinking, or NO_LIMIT
+    MIN = 9  # the end cannot be chosen while USED is below this
+    GRACE = 10  # from this USED on, the first line end closes the block, or NO_LIMIT
+
+
+WORDS = 16
+NOT_FORCING = -1
+NO_LIMIT = 2**31 - 1
+PROGRAM_END = -1  # terminates a forced sequence in `program`
+
+STATE_MASK = 0xFFFF
+INSIDE = 1 << 16  # automaton word: a thinking block is open
+LINE_END = 1 << 17  # automaton word: the last byte was a line feed
+
+
+class Event(IntFlag):
+    """What one token does, in the entries of `Tables.step`, above the automaton word it leads to."""
+
+    OPEN = 1 << 20  # the token completes a start marker and a block opens
+    CLOSE = 1 << 21  # the token completes the end marker of an open block
+    IMPLICIT = 1 << 22  # the token completes an implicit end marker of an open block
+    END_OUTSIDE = 1 << 23  # the token completes an end marker outside any block
+    EOS = 1 << 24  # the token ends the response
+
+
+AUTO_MASK = STATE_MASK | INSIDE | LINE_END
+
+
+class Flag(IntFlag):
+    """Bits of `Word.FLAGS`."""
+
+    ACTIVE = 1  # the request has a budget; every other row is left alone
+    EOS_CLOSES = 2  # an EOS inside a block is replaced by the end marker
+    NO_BREAK = 4  # nothing is forced after the end marker (a grammar starts right there)
+    FORCED_END = 8  # the budget closed a block: the end marker is not written a second time
+    FRESH = 16  # the next token is the first after a forced end: it cannot be EOS
+
+
+class Outcome(IntEnum):
+    """How thinking ended."""
+
+    NONE = 0  # no block was opened
+    NATURAL = 1  # the model wrote the end marker
+    GRACE = 2  # closed at a line end within the grace window
+    FORCED = 3  # closed at the wall
+    EOS = 4  # the model wanted to end the response while thinking
+    IMPLICIT = 5  # a tool call began inside thinking
+    OPEN = 6  # the response is inside a block
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The lifted automaton as tensors on one device; read only."""
+
+    token_class: torch.Tensor  # [vocab] int32, behaviour class of a token; ids beyond are class 0, inert
+    step: torch.Tensor  # [states * classes] int32, automaton word after the token, with its events
+    end_cursor: torch.Tensor  # [states] int32, program index that completes a half-written end marker, else 0
+    ban_start: torch.Tensor  # [states + 1] int32, offsets into ban_ids
+    ban_ids: torch.Tensor  # [n] int32, ids that would end the block (inside) or write the end marker (outside)
+    eos_ids: torch.Tensor  # [n] int32, ids that end the response
+
+    @property
+    def classes(self) -> int:
+        return self.step.numel() // self.end_cursor.numel()
+
+    @classmethod
+    def from_host(cls, host: object, device: torch.device | str) -> Tables:
+        """Copy from an object that has the same fields as integer sequences or arrays."""
+        columns = {f.name: torch.tensor(getattr(host, f.name), dtype=torch.int32) for f in fields(cls)}
+        return cls(**{name: column.to(device) for name, column in columns.items()})
+
+
+@dataclass(frozen=True)
+class BudgetState:
+    """Slot-indexed state. A recycled slot is overwritten whole.
+
+    `program` holds forced sequences, each terminated by PROGRAM_END: first the shared ones (index 0: the end marker
+    and its line break; then what completes a half-written marker), then `stride` ids for each slot.
+    """
+
+    words: torch.Tensor  # [slots, WORDS] int32
+    program: torch.Tensor  # [shared + slots * stride] int32
+    shared: int
+    stride: int
+
+    @classmethod
+    def allocate(cls, slots: int, shared_program: list[int], stride: int, device: torch.device | str) -> BudgetState:
+        """State for `slots` rows, all without a budget. `stride`: most ids one request's sequence may have, terminator
+        included."""
+        program = torch.full((len(shared_program) + slots * stride,), PROGRAM_END, dtype=torch.int32)
+        program[: len(shared_program)] = torch.tensor(shared_program, dtype=torch.int32)
+        words = torch.zeros((slots, WORDS), dtype=torch.int32)
+        words[:, Word.CURSOR] = NOT_FORCING
+        return cls(words.to(device), program.to(device), len(shared_program), stride)
+
+    def program_start(self, slot: int) -> int:
+        """Index into `program` where the slot's own forced sequence begins."""
+        return self.shared + slot * self.stride

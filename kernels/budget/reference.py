@@ -1,0 +1,161 @@
+"""The definition of the think budget's two operations, one row and one token at a time, in plain Python.
+
+Every other implementation, vectorised or Triton, is tested to be equal to this one. The engine uses it on the host
+too, to rebuild a row from a request's tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import MutableSequence, Sequence
+from typing import Protocol
+
+from .layout import (
+    AUTO_MASK,
+    INSIDE,
+    LINE_END,
+    NOT_FORCING,
+    PROGRAM_END,
+    STATE_MASK,
+    Event,
+    Flag,
+    Outcome,
+    Word,
+)
+
+LOST = -1.0e30
+"""Value of an id that a row loses. Finite, so that a row to which something else, a grammar say, left no other id can
+still be sampled; far below any logit even after division by a small temperature."""
+
+
+def lost_value(dtype_min: float) -> float:
+    """LOST for a dtype whose lowest finite value is `dtype_min`."""
+    return max(LOST, dtype_min / 2)
+
+
+class HostTables(Protocol):
+    """`Tables` as sequences on the host."""
+
+    token_class: Sequence[int]
+    step: Sequence[int]
+    end_cursor: Sequence[int]
+    ban_start: Sequence[int]
+    ban_ids: Sequence[int]
+    eos_ids: Sequence[int]
+
+
+def lookup(tables: HostTables, auto: int, token: int) -> int:
+    """Entry of `step` for a token in an automaton word: the next word with the token's events."""
+    known = 0 <= token < len(tables.token_class)
+    classes = len(tables.step) // len(tables.end_cursor)
+    return int(tables.step[(auto & STATE_MASK) * classes + (int(tables.token_class[token]) if known else 0)])
+
+
+def banned(tables: HostTables, auto: int) -> Sequence[int]:
+    """Ids that would end the block (inside) or write the end marker (outside) in this automaton word."""
+    state = auto & STATE_MASK
+    return tables.ban_ids[tables.ban_start[state] : tables.ban_start[state + 1]]
+
+
+def mask_row(logits: MutableSequence[float], row: Sequence[int], program: Sequence[int], tables: HostTables,
+             lost: float = LOST) -> None:
+    """Apply one row's budget to its logits, in place, before sampling.
+
+    A row that is being forced keeps one id, with its logit if that is finite and 0 otherwise. A row below its minimum
+    loses every id that would end thinking. A row that the budget closed loses the ids that would write the end marker
+    again, and EOS right after the end. Any other row is untouched.
+
+    Args:
+        logits: [vocab] of one row; may be wider than the tokenizer's vocabulary.
+        row: [WORDS] of the row's slot.
+    """
+    flags = row[Word.FLAGS]
+    if not flags & Flag.ACTIVE:
+        return
+    if row[Word.CURSOR] != NOT_FORCING:
+        keep = program[row[Word.CURSOR]]
+        value = logits[keep] if math.isfinite(logits[keep]) else 0.0
+        for i in range(len(logits)):
+            logits[i] = -math.inf
+        logits[keep] = value
+        return
+    inside = row[Word.AUTO] & INSIDE
+    if (inside and row[Word.USED] < row[Word.MIN]) or (not inside and flags & Flag.FORCED_END):
+        _lose(logits, banned(tables, row[Word.AUTO]), lost)
+    if flags & Flag.FRESH:
+        _lose(logits, tables.eos_ids, lost)
+
+
+def _lose(logits: MutableSequence[float], ids: Sequence[int], lost: float) -> None:
+    for i in ids:
+        logits[i] = logits[i] if logits[i] == -math.inf else lost
+
+
+def force_cursor(row: Sequence[int], tables: HostTables, message: bool) -> int:
+    """Where forcing starts: the rest of a half-written end marker, else the row's message (or nothing) and the end."""
+    rest = tables.end_cursor[row[Word.AUTO] & STATE_MASK]
+    return rest if rest or not message else row[Word.WALL]
+
+
+def arm(row: MutableSequence[int], tables: HostTables, chosen: bool) -> None:
+    """Start forcing the end if the row has come to its wall, or to a line end in its grace window.
+
+    Args:
+        chosen: whether the model itself chose the token that led here; grace looks only at the model's own lines.
+    """
+    if row[Word.CURSOR] != NOT_FORCING or not row[Word.AUTO] & INSIDE:
+        return
+    if row[Word.USED] >= row[Word.MAX]:
+        row[Word.REASON] = Outcome.FORCED
+    elif chosen and row[Word.USED] >= row[Word.GRACE] and row[Word.AUTO] & LINE_END:
+        row[Word.REASON] = Outcome.GRACE
+    else:
+        return
+    row[Word.CURSOR] = force_cursor(row, tables, message=True)
+
+
+def advance_row(token: int, row: MutableSequence[int], program: Sequence[int], tables: HostTables) -> int:
+    """Take one sampled token into a row's state, in place; return the token that stands in the output.
+
+    That is the forced id where the row is being forced, the first id of the end marker where the model sampled EOS
+    inside a block that EOS closes, and the sampled token otherwise.
+    """
+    if not row[Word.FLAGS] & Flag.ACTIVE:
+        return token
+    row[Word.FLAGS] &= ~Flag.FRESH
+    wants_to_stop = row[Word.AUTO] & INSIDE and lookup(tables, row[Word.AUTO], token) & Event.EOS
+    if row[Word.CURSOR] == NOT_FORCING and wants_to_stop and row[Word.FLAGS] & Flag.EOS_CLOSES:
+        row[Word.REASON] = Outcome.EOS
+        row[Word.CURSOR] = force_cursor(row, tables, message=False)
+    forcing = row[Word.CURSOR] != NOT_FORCING
+    if forcing:
+        token = int(program[row[Word.CURSOR]])
+    was_inside = row[Word.AUTO] & INSIDE
+    step = lookup(tables, row[Word.AUTO], token)
+    row[Word.AUTO] = step & AUTO_MASK
+    if forcing:
+        row[Word.FORCED] += 1
+        row[Word.CURSOR] += 1
+    elif was_inside:
+        row[Word.USED] += 1
+    _note_outcome(row, step, forcing)
+    if forcing and (row[Word.CURSOR] == NOT_FORCING or program[row[Word.CURSOR]] == PROGRAM_END):
+        row[Word.CURSOR] = NOT_FORCING
+        row[Word.FLAGS] |= Flag.FRESH
+    arm(row, tables, chosen=not forcing)
+    return token
+
+
+def _note_outcome(row: MutableSequence[int], step: int, forcing: bool) -> None:
+    """Record what the token closed or opened; both can be true of one token."""
+    if step & (Event.CLOSE | Event.IMPLICIT):
+        if forcing:
+            row[Word.OUTCOME] = row[Word.REASON]
+            row[Word.FLAGS] |= Flag.FORCED_END
+            row[Word.WALL] = 0
+            if row[Word.FLAGS] & Flag.NO_BREAK:
+                row[Word.CURSOR] = NOT_FORCING
+        else:
+            row[Word.OUTCOME] = Outcome.NATURAL if step & Event.CLOSE else Outcome.IMPLICIT
+    if step & INSIDE:
+        row[Word.OUTCOME] = Outcome.OPEN
