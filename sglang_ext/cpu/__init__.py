@@ -1,0 +1,49 @@
+"""What lets the published sglang wheel run on a machine without a GPU.
+
+Active only with sglang's CPU engine (`SGLANG_USE_CPU_ENGINE=1`), without a GPU, and with the CUDA build of
+`sglang-kernel`: then that package's native library is left out, the few of its CPU operators that serving needs are
+defined in PyTorch, and the processes that sglang spawns do the same before they import sglang.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+
+ENGINE_VARIABLE = "SGLANG_USE_CPU_ENGINE"
+
+
+def wanted() -> bool:
+    """Whether this process was told to use sglang's CPU engine."""
+    return os.environ.get(ENGINE_VARIABLE) == "1"
+
+
+def gpu_available() -> bool:
+    """Whether torch sees an accelerator that sglang could serve on."""
+    import torch
+
+    return torch.cuda.is_available() or (hasattr(torch, "xpu") and torch.xpu.is_available())
+
+
+def activate() -> bool:
+    """Make `sgl_kernel` importable without CUDA, here and in spawned processes. Call it before sglang is imported.
+
+    Returns:
+        Whether anything was done.
+    """
+    if not wanted() or not _cuda_kernels_installed() or gpu_available():
+        return False
+    from . import operators, spawned, standin
+
+    standin.install()
+    operators.define()
+    spawned.install()
+    return True
+
+
+def _cuda_kernels_installed() -> bool:
+    """Whether the installed `sgl_kernel` is the CUDA build: it has a folder per architecture."""
+    spec = importlib.util.find_spec("sgl_kernel")
+    locations = (spec.submodule_search_locations or []) if spec else []
+    return any((Path(location) / "sm100").is_dir() for location in locations)

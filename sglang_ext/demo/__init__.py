@@ -1,0 +1,1 @@
+"""Models that can be served without a model hub."""

@@ -1,0 +1,124 @@
+"""`ForwardBatch.init_new`: which slots get a new row with this forward.
+
+The host knows the requests here, and the forward stream will run the step: what must be written is collected now and
+written in `sampling.py`, right before the step's logits are masked, after whatever an earlier step still does to a slot
+that has changed hands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from sglang_ext.budget import service
+from sglang_ext.budget.kernels.layout import NOT_FORCING, WORDS, BudgetState, Tables, Word
+
+from .registry import Hook
+
+_EMPTY = [0] * WORDS
+_EMPTY[Word.CURSOR] = NOT_FORCING
+
+
+class ThinkDevice:
+    """The budget's tensors beside one target model runner, and which slots hold a row, as the host knows it."""
+
+    def __init__(self, slots: int, device: torch.device | str) -> None:
+        admission = service.current()
+        assert admission.automaton is not None
+        self.state = BudgetState.allocate(slots, admission.automaton.program, admission.stride, device)
+        self.tables = Tables.from_host(admission.automaton, device)
+        self.held = np.zeros(slots, dtype=bool)  # [slots], slot was last written with a request's row
+
+
+@dataclass
+class Staged:
+    """Rows to write before a step: all on the host until `flush`.
+
+    Attributes:
+        slots: [k] int64.
+        words: [k, WORDS] int32.
+        places: [m] int64, indices into the program.
+        ids: [m] int32, what goes there.
+    """
+
+    slots: torch.Tensor
+    words: torch.Tensor
+    places: torch.Tensor
+    ids: torch.Tensor
+
+    def flush(self, state: BudgetState) -> None:
+        """Write the rows, on the current stream."""
+        device = state.words.device
+        slots, words, places, ids = (
+            t.to(device, non_blocking=True) for t in (self.slots, self.words, self.places, self.ids)
+        )
+        state.words[slots] = words
+        state.program[places] = ids
+
+
+def _init_new(original: Callable[..., Any], cls: type, batch: Any, model_runner: Any, *args: Any, **kwargs: Any) -> Any:
+    forward_batch = original(cls, batch, model_runner, *args, **kwargs)
+    device = getattr(model_runner, "think_device", None)
+    forward_batch.think_active = device is not None and any(getattr(r, "think", None) is not None for r in batch.reqs)
+    forward_batch.think_staged = _stage(batch, device) if device is not None else None
+    return forward_batch
+
+
+def _stage(batch: Any, device: ThinkDevice) -> Staged | None:
+    """Rows of the requests whose prefill, or a chunk of it, this batch runs.
+
+    Every chunk writes the row anew: a chunk that is not the last one samples a token that is thrown away. A request
+    without a budget clears a slot that had one.
+    """
+    slots: list[int] = []
+    words: list[list[int]] = []
+    places: list[int] = []
+    ids: list[int] = []
+    state, admission = device.state, service.current()
+    for req in batch.reqs[: _prefill_rows(batch)]:
+        slot = int(req.kv.req_pool_idx)
+        think = getattr(req, "think", None)
+        if think is None and not device.held[slot]:
+            continue
+        device.held[slot] = think is not None
+        slots.append(slot)
+        if think is None:
+            words.append(_EMPTY)
+            continue
+        row = think.row(req)
+        start = state.program_start(slot)
+        words.append(row.placed(admission.rebuilt(row, req.output_ids), start))
+        places += range(start, start + len(row.program))
+        ids += row.program
+    if not slots:
+        return None
+    pin = state.words.device.type == "cuda"
+    return Staged(
+        torch.tensor(slots, dtype=torch.int64, pin_memory=pin),
+        torch.tensor(words, dtype=torch.int32, pin_memory=pin),
+        torch.tensor(places, dtype=torch.int64, pin_memory=pin),
+        torch.tensor(ids, dtype=torch.int32, pin_memory=pin),
+    )
+
+
+def _prefill_rows(batch: Any) -> int:
+    """How many requests of a batch are in their prefill. In a mixed batch the decoding ones come last; data parallel
+    attention disguises a whole decoding batch as an extend."""
+    mode = batch.forward_mode
+    if not mode.is_extend_without_speculative():
+        return 0
+    if mode.is_mixed():
+        return len(batch.reqs) - len(batch.mix_running_indices_cpu)
+    return 0 if batch.decoding_reqs is not None else len(batch.reqs)
+
+
+HOOKS = [
+    Hook("model_executor.forward_batch_info.ForwardBatch.init_new", _init_new,
+         "the last place on the host that knows a step's requests; the sampling observer only sees logits",
+         "batch, model_runner, *, capture_hidden_mode, return_hidden_states_before_norm, extend_position_info, "
+         "spec_mrope_positions, kv_loc_plan, write_cols"),
+]

@@ -1,0 +1,116 @@
+"""`ModelRunner` and `Sampler`: mask before the token is drawn, advance right after.
+
+The mask is the last thing before the draw, after penalties, grammar, bias and custom processors, so a forced id stands
+whatever they say. The state advances on the device in the same stream, so overlap scheduling sees no stale state. The
+words after the step go to the host with the sampled tokens, as sglang's auxiliary output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from sglang_ext.budget import service
+from sglang_ext.budget.kernels import advance, mask_logits
+
+from .forward_batch import ThinkDevice
+from .registry import Hook, HookError
+
+
+@dataclass(frozen=True)
+class _Step:
+    """What the sampler needs of the step it runs in."""
+
+    device: ThinkDevice
+    rows: torch.Tensor  # [n] int64, slot of each row of logits
+
+
+@dataclass(frozen=True)
+class _HostWords:
+    """Slots' words after a step, on the host."""
+
+    words: torch.Tensor  # [n, WORDS] int32
+
+    def consume(self, batch: Any, commits: Sequence[Any]) -> None:
+        words = self.words.numpy()
+        for i, (req, commit) in enumerate(zip(batch.reqs, commits, strict=True)):
+            if commit is not None and getattr(req, "think", None) is not None:
+                req.think.note(words[i], commit.output_index + len(commit.token_ids))
+
+
+@dataclass(frozen=True)
+class _DeviceWords:
+    """Slots' words after a step, on the device."""
+
+    words: torch.Tensor  # [n, WORDS] int32
+
+    def copy_to_host(self, copy_tensor: Callable[[torch.Tensor], torch.Tensor]) -> _HostWords:
+        return _HostWords(copy_tensor(self.words))
+
+
+def _init_post_memory_pool_components(original: Callable[..., Any], self: Any) -> None:
+    original(self)
+    self.think_device = None
+    if self.is_draft_worker or service.current().automaton is None:
+        return
+    for name in ("forward", "_preprocess_logits"):
+        if not hasattr(getattr(type(self.sampler), name), "__wrapped__"):
+            raise HookError(f"the sampler {type(self.sampler).__name__} overrides {name}, so think budgets would not "
+                            "be enforced")
+    self.think_device = ThinkDevice(self.req_to_token_pool.req_to_token.shape[0], self.device)
+
+
+def _sample(original: Callable[..., Any], self: Any, logits_output: Any, forward_batch: Any) -> torch.Tensor:
+    device: ThinkDevice | None = getattr(self, "think_device", None)
+    staged = getattr(forward_batch, "think_staged", None)
+    if device is not None and staged is not None:
+        staged.flush(device.state)
+    if device is None or not getattr(forward_batch, "think_active", False):
+        return original(self, logits_output, forward_batch)
+    from sglang.srt.managers.auxiliary_output import append_auxiliary_output
+
+    rows = forward_batch.req_pool_indices[: logits_output.next_token_logits.shape[0]]
+    self.sampler.think_step = _Step(device, rows)
+    try:
+        tokens = original(self, logits_output, forward_batch)
+    finally:
+        self.sampler.think_step = None
+    logits_output.auxiliary_device_output = append_auxiliary_output(
+        logits_output.auxiliary_device_output, _DeviceWords(device.state.words[rows])
+    )
+    return tokens
+
+
+def _preprocess_logits(original: Callable[..., Any], self: Any, logits: torch.Tensor, sampling_info: Any) -> torch.Tensor:
+    logits = original(self, logits, sampling_info)
+    step: _Step | None = getattr(self, "think_step", None)
+    if step is not None:
+        mask_logits(logits, step.rows, step.device.state, step.device.tables)
+    return logits
+
+
+def _forward(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+    tokens = original(self, *args, **kwargs)
+    step: _Step | None = getattr(self, "think_step", None)
+    if step is not None:
+        advance(tokens, step.rows, step.device.state, step.device.tables)
+    return tokens
+
+
+HOOKS = [
+    Hook("model_executor.model_runner.ModelRunner._init_post_memory_pool_components", _init_post_memory_pool_components,
+         "the slots are known from here on", "self"),
+    Hook("model_executor.model_runner.ModelRunner.sample", _sample,
+         "the step as a whole: the sampling observer is one slot, off under speculation, and comes before the grammar",
+         "self, logits_output, forward_batch"),
+    Hook("layers.sampler.Sampler._preprocess_logits", _preprocess_logits,
+         "the last place before the draw; masking earlier would let a grammar leave a forced row without any id",
+         "self, logits, sampling_info"),
+    Hook("layers.sampler.Sampler.forward", _forward,
+         "the token that stands in the output must be known before anything else reads the sampled one",
+         "self, logits_output, sampling_info, return_logprob, top_logprobs_nums, token_ids_logprobs, positions, *, "
+         "logprob_logits"),
+]

@@ -1,0 +1,107 @@
+"""`Scheduler`: a request gets its row when it enters, and its results leave with its output."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from sglang_ext.budget import service
+from sglang_ext.budget.admission import RequestRow
+from sglang_ext.budget.contract import BudgetError, ThinkBudget, spellings
+
+from .launch import READY_KEY
+from .reasoning_parser import build_admission
+from .registry import Hook, check_applied
+from .tokenizer_manager import RESULT_KEY
+
+
+class Thinking:
+    """A request's budget and, from its first prefill on, its row. Hangs on sglang's `Req` as `think`."""
+
+    def __init__(self, budget: ThinkBudget) -> None:
+        self.budget = budget
+        self._row: RequestRow | None = None
+
+    def row(self, req: Any) -> RequestRow:
+        """The request's row, made once its prompt and length limit are final."""
+        if self._row is None:
+            params = req.sampling_params
+            grammar = any((params.json_schema, params.regex, params.ebnf, params.structural_tag))
+            self._row = service.current().row(self.budget, req.origin_input_ids, params.max_new_tokens,
+                                              ignore_eos=params.ignore_eos, grammar=grammar)
+        return self._row
+
+    def note(self, words: Any, length: int) -> None:
+        """Take a slot's words [WORDS] after `length` output tokens."""
+        if self._row is not None:
+            self._row.note(words, length, service.current().stride)
+
+    def result(self) -> dict[str, Any]:
+        """The request's `think` object."""
+        return self._row.result() if self._row is not None else {}
+
+
+def _init_tokenizer(original: Callable[..., Any], self: Any) -> None:
+    original(self)
+    service.install(build_admission(self.tokenizer, self.model_config))
+
+
+def _get_init_info(original: Callable[..., Any], self: Any) -> dict[str, Any]:
+    check_applied()
+    return {**original(self), READY_KEY: True}
+
+
+def _create_generation_req(original: Callable[..., Any], self: Any, recv_req: Any, *args: Any, **kwargs: Any) -> Any:
+    req = original(self, recv_req, *args, **kwargs)
+    req.think, req.think_error = None, None
+    custom = recv_req.sampling_params.custom_params
+    given = list(spellings(custom, "custom_params.")) if isinstance(custom, dict) else []
+    try:
+        budget = service.current().admit(given, None)
+    except BudgetError as error:
+        req.think_error = str(error)
+    else:
+        req.think = Thinking(budget) if budget is not None else None
+    return req
+
+
+def _validate_dllm_request(original: Callable[..., Any], self: Any, req: Any) -> str | None:
+    return getattr(req, "think_error", None) or original(self, req)
+
+
+def _get_output_streamer_class(original: Callable[..., Any], self: Any) -> type:
+    return _with_results(original(self))
+
+
+@cache
+def _with_results(base: type) -> type:
+    """sglang's output streamer, or another plugin's, with the think object beside every output."""
+
+    class ThinkOutputStreamer(base):  # type: ignore[misc]
+        has_additional_customized_info = True
+
+        def build_additional_customized_info(self, reqs: list[Any]) -> dict[str, list[Any]]:
+            info = super().build_additional_customized_info(reqs)
+            results = [[req.think.result()] if getattr(req, "think", None) is not None else [] for req in reqs]
+            return {**info, RESULT_KEY: results} if any(results) else info
+
+        def is_request_level_customized_info_key(self, key: str) -> bool:
+            return key == RESULT_KEY or super().is_request_level_customized_info_key(key)
+
+    return ThinkOutputStreamer
+
+
+HOOKS = [
+    Hook("managers.scheduler.Scheduler.init_tokenizer", _init_tokenizer,
+         "the tokenizer is known from here on, and the model is not loaded yet", "self"),
+    Hook("managers.scheduler.Scheduler.get_init_info", _get_init_info,
+         "tells the launching process that the hooks are in place", "self"),
+    Hook("managers.scheduler.Scheduler._create_generation_req", _create_generation_req,
+         "sglang's extension point for request-local state", "self, recv_req, *args, **kwargs"),
+    Hook("dllm.mixin.scheduler.SchedulerDllmMixin.validate_dllm_request", _validate_dllm_request,
+         "the one check that every request passes in the scheduler, with a 400 as its answer: requests that come past "
+         "the tokenizer manager (gRPC, Rust) are refused here", "self, req"),
+    Hook("managers.scheduler.Scheduler.get_output_streamer_class", _get_output_streamer_class,
+         "sglang's extension point for fields of a response", "self"),
+]

@@ -1,0 +1,31 @@
+"""`prepare_server_args`: our flags on sglang's command line.
+
+sglang compiles its flags when it is imported; a plugin cannot add one. They are taken off the line before sglang's
+parser sees it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from sglang_ext.cli import peel
+from sglang_ext.config import SettingsError
+
+from .registry import Hook
+
+
+def _prepare_server_args(original: Callable[..., Any], argv: list[str]) -> Any:
+    try:
+        settings, rest = peel(argv)
+    except SettingsError as error:
+        print(f"sglang-ext: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    settings.to_environment()
+    return original(rest)
+
+
+HOOKS = [
+    Hook("server_args.prepare_server_args", _prepare_server_args, "takes our flags off the command line", "argv"),
+]

@@ -1,0 +1,60 @@
+"""`TokenizerManager`: where every request in Python is checked, and where its results are put together.
+
+HTTP, the OpenAI and Anthropic endpoints, `Engine` and the gRPC bridge all pass through `_create_tokenized_object`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sglang_ext.budget import service
+from sglang_ext.budget.contract import BudgetError
+
+from .budget_fields import given_in_sampling_params, with_budget
+from .registry import Hook
+from .reasoning_parser import build_admission
+
+RESULT_KEY = "think"
+
+
+def _init_tokenizer_and_processor(original: Callable[..., Any], self: Any) -> None:
+    original(self)
+    service.install(build_admission(self.tokenizer, self.model_config))
+
+
+def _create_tokenized_object(original: Callable[..., Any], self: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:
+    params = getattr(obj, "sampling_params", None)
+    if hasattr(obj, "max_thinking_tokens") and isinstance(params, dict):
+        merged = {**(self.preferred_sampling_params or {}), **params}
+        given = given_in_sampling_params(merged)
+        if obj.max_thinking_tokens is not None:
+            given.append(("max_thinking_tokens", obj.max_thinking_tokens))
+        most = merged.get("max_new_tokens")
+        budget = service.current().admit(given, most)
+        if budget is not None and budget.limited and (merged.get("beam_width") or 1) > 1:
+            raise BudgetError("think_budget: beam search cannot be limited; accepted: beam_width 1")
+        obj.sampling_params = with_budget(params, budget.to_dict() if budget is not None else None)
+    return original(self, obj, *args, **kwargs)
+
+
+def _update_request_meta_info(original: Callable[..., Any], self: Any, meta_info: dict[str, Any], state: Any,
+                              customized_info: dict[str, Any], index: int, finish_reason: Any) -> None:
+    values = customized_info.get(RESULT_KEY)
+    if values and values[index]:
+        meta_info[RESULT_KEY] = values[index][-1]
+    rest = {key: value for key, value in customized_info.items() if key != RESULT_KEY}
+    original(self, meta_info, state, rest, index, finish_reason)
+
+
+HOOKS = [
+    Hook("managers.tokenizer_manager.TokenizerManager.init_tokenizer_and_processor", _init_tokenizer_and_processor,
+         "the tokenizer is known from here on; there is no later event", "self"),
+    Hook("managers.tokenizer_manager.TokenizerManager._create_tokenized_object", _create_tokenized_object,
+         "checks the budget and makes it a custom parameter; `preferred_sampling_params` is merged shallowly, and the "
+         "OpenAI endpoints always send `custom_params`, so a default set there is lost",
+         "self, obj, input_text, input_ids, input_embeds, mm_inputs, token_type_ids"),
+    Hook("managers.tokenizer_manager.TokenizerManager.update_request_meta_info", _update_request_meta_info,
+         "sglang's extension point for request metadata, which otherwise makes lists of what comes per step",
+         "self, meta_info, state, customized_info, index, finish_reason"),
+]

@@ -1,0 +1,242 @@
+"""From a request to the row that a slot gets: what a served model's budgets need on the host. No engine is imported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from .automaton import Automaton
+from .contract import UNLIMITED, BudgetError, Limits, ThinkBudget, one_of
+from .kernels.layout import (
+    AUTO_MASK,
+    INSIDE,
+    NO_LIMIT,
+    NOT_FORCING,
+    PROGRAM_END,
+    WORDS,
+    Event,
+    Flag,
+    Outcome,
+    Word,
+)
+from .kernels.reference import advance_row, arm, lookup
+
+UNKNOWN_MARKERS = ("this model's thinking markers are unknown (the server can be told with --reasoning-parser, or "
+                   "--think-start and --think-end)")
+MESSAGE_IDS = 512
+"""Longest stop message, in ids."""
+
+
+@dataclass
+class RequestRow:
+    """One request's row while it has no slot: its limits, its own forced sequence, and how far its output has come.
+
+    Attributes:
+        words: [WORDS] before the first output token. As no slot is known, the request's own sequence begins right
+            after the shared ones, at `shared`.
+        program: ids of the request's own forced sequence, or empty.
+        shared: length of the shared sequences.
+        latest: [WORDS] after `latest_length` output tokens, free of a slot as `words` are.
+    """
+
+    words: list[int]
+    program: list[int]
+    shared: int
+    latest_length: int = 0
+    latest: list[int] = field(default_factory=list)
+
+    def note(self, words: Sequence[int], length: int, stride: int) -> None:
+        """Remember a slot's words after `length` output tokens."""
+        self.latest = [int(w) for w in words]
+        self.latest_length = length
+        for word in (Word.CURSOR, Word.WALL):
+            if self.latest[word] >= self.shared:
+                self.latest[word] = self.shared + (self.latest[word] - self.shared) % stride
+
+    def placed(self, words: Sequence[int], start: int) -> list[int]:
+        """Words for a slot whose own program starts at `start`."""
+        placed = list(words)
+        for word in (Word.CURSOR, Word.WALL):
+            if placed[word] >= self.shared:
+                placed[word] += start - self.shared
+        return placed
+
+    def result(self) -> dict[str, Any]:
+        """What the client is told about its thinking so far. `budget` is the limit in force, -1 for none."""
+        words = self.latest or self.words
+        return {
+            "budget": UNLIMITED if words[Word.MAX] == NO_LIMIT else words[Word.MAX],
+            "tokens": words[Word.USED],
+            "forced_tokens": words[Word.FORCED],
+            "outcome": Outcome(words[Word.OUTCOME]).name.lower(),
+        }
+
+
+class Admission:
+    """Checks requests' budgets and makes their rows, for one served model.
+
+    Args:
+        limits: the operator's default and ceiling.
+        automaton: the lifted automaton; None if budgets cannot be enforced, then every limited one is refused.
+        encode: text to ids that write exactly that text in the middle of a sequence; ValueError if impossible.
+        reason: why there is no automaton, for the refusal.
+    """
+
+    def __init__(self, limits: Limits, automaton: Automaton | None, encode: Callable[[str], list[int]],
+                 reason: str = UNKNOWN_MARKERS) -> None:
+        self.limits = limits
+        self.automaton = automaton
+        self._reason = reason
+        self._message_ids = lru_cache(maxsize=256)(lambda text: self._checked_message(text, encode))
+
+    @property
+    def stride(self) -> int:
+        """Most ids of one request's own forced sequence, terminator included."""
+        return MESSAGE_IDS + (self.automaton.program.index(PROGRAM_END) + 1 if self.automaton else 1)
+
+    def admit(self, given: list[tuple[str, Any]], max_new_tokens: int | None) -> ThinkBudget | None:
+        """The budget of a request, or None if it has none and the server sets none.
+
+        Args:
+            given: every spelling in the request, with its name.
+            max_new_tokens: most tokens of the response; None if it is bounded by the context alone.
+
+        Raises:
+            BudgetError: naming field, value and what is accepted.
+        """
+        budget = one_of(given, self.limits)
+        if budget is None:
+            default = self.limits.default
+            return default if default is not None and default.limited else None
+        name = given[0][0]
+        if not budget.limited and not self.automaton:
+            return None
+        if self.automaton is None:
+            raise BudgetError(f"{name}: {given[0][1]!r} cannot be enforced: {self._reason}; accepted: -1 (no limit)")
+        self.message_ids(budget, name)
+        if budget.answer_tokens and max_new_tokens is not None:
+            self._check_reserve(budget, max_new_tokens, name)
+        return budget
+
+    def message_ids(self, budget: ThinkBudget, name: str = "think_budget") -> tuple[int, ...]:
+        """Ids of the budget's stop message.
+
+        Raises:
+            BudgetError: the message cannot be forced as it is.
+        """
+        try:
+            return self._message_ids(budget.message or "")
+        except ValueError as error:
+            raise BudgetError(f"{name}.message: {error}") from None
+
+    def _checked_message(self, text: str, encode: Callable[[str], list[int]]) -> tuple[int, ...]:
+        assert self.automaton is not None
+        if not text:
+            return ()
+        ids = encode(text)
+        vocabulary = self.automaton.vocabulary
+        not_text = [i for i in ids if i in vocabulary.control_ids or i in vocabulary.eos_ids]
+        if not_text:
+            raise ValueError(f"holds the control token {vocabulary.pieces[not_text[0]].decode()!r}; accepted: text")
+        if len(ids) > MESSAGE_IDS:
+            raise ValueError(f"{len(ids)} tokens is too long; accepted: at most {MESSAGE_IDS} tokens")
+        closing = [*ids, *vocabulary.end_ids]
+        for i, events in enumerate(self._events_inside(closing)):
+            if bool(events & (Event.CLOSE | Event.IMPLICIT)) != (i == len(closing) - 1):
+                raise ValueError("holds a marker that ends thinking; the end marker is added by itself")
+        return tuple(ids)
+
+    def _events_inside(self, ids: Sequence[int]) -> list[int]:
+        assert self.automaton is not None
+        auto, events = int(self.automaton.bytewise.words[self.automaton.bytewise.block_start]), []
+        for token in ids:
+            entry = lookup(self.automaton, auto, token)
+            auto = entry & AUTO_MASK
+            events.append(entry)
+        return events
+
+    def _check_reserve(self, budget: ThinkBudget, max_new_tokens: int, name: str) -> None:
+        room = max_new_tokens - self._closing(budget)
+        if budget.answer_tokens > room:
+            raise BudgetError(
+                f"{name}.answer_tokens: {budget.answer_tokens} does not fit into max_new_tokens {max_new_tokens} "
+                f"beside the {self._closing(budget)} tokens that close the thinking; accepted: 0 to {max(0, room)}"
+            )
+
+    def _closing(self, budget: ThinkBudget) -> int:
+        """How many ids closing a block takes: message, end marker, line break."""
+        assert self.automaton is not None
+        return len(self.message_ids(budget)) + self.automaton.program.index(PROGRAM_END)
+
+    def row(self, budget: ThinkBudget, prompt: Sequence[int], max_new_tokens: int | None, *, ignore_eos: bool = False,
+            grammar: bool = False) -> RequestRow:
+        """The row of a request that has produced nothing yet.
+
+        Args:
+            prompt: ids of the whole prompt.
+            ignore_eos: EOS does not end this response, so it says nothing about the thinking either.
+            grammar: a grammar starts right after the end marker, so no line break is forced there.
+        """
+        assert self.automaton is not None
+        automaton = self.automaton
+        words = [0] * WORDS
+        words[Word.AUTO] = prompt_word(automaton, prompt)
+        words[Word.CURSOR] = NOT_FORCING
+        words[Word.OUTCOME] = Outcome.OPEN if words[Word.AUTO] & INSIDE else Outcome.NONE
+        most = NO_LIMIT if budget.max_tokens == UNLIMITED else budget.max_tokens
+        if budget.answer_tokens and max_new_tokens is not None:
+            most = min(most, max(0, max_new_tokens - budget.answer_tokens - self._closing(budget)))
+        words[Word.MAX] = most
+        words[Word.MIN] = min(budget.min_tokens, most)
+        words[Word.GRACE] = most - budget.grace_tokens if budget.grace_tokens and most != NO_LIMIT else NO_LIMIT
+        flags = Flag.ACTIVE
+        if budget.limited and not ignore_eos:
+            flags |= Flag.EOS_CLOSES
+        if grammar:
+            flags |= Flag.NO_BREAK
+        words[Word.FLAGS] = flags
+        message = self.message_ids(budget)
+        program = [*message, *automaton.program[: automaton.program.index(PROGRAM_END) + 1]] if message else []
+        shared = len(automaton.program)
+        words[Word.WALL] = shared if program else 0
+        arm(words, automaton, chosen=False)
+        return RequestRow(words, program, shared)
+
+    def rebuilt(self, row: RequestRow, output: Sequence[int]) -> list[int]:
+        """Slot-free words after `output`: the ones noted while it was produced, else a replay of the ids.
+
+        A replay cannot tell an EOS that was replaced by the end marker from an end that the model wrote.
+        """
+        assert self.automaton is not None
+        if row.latest and row.latest_length == len(output):
+            return row.latest
+        words = list(row.words)
+        program = [*self.automaton.program, *row.program]
+        for token in output:
+            advance_row(int(token), words, program, self.automaton)
+        return words
+
+
+def prompt_word(automaton: Automaton, prompt: Sequence[int]) -> int:
+    """Automaton word at the start of the response.
+
+    A block is open if, after the prompt's last turn boundary, the last delimiter opens one. The boundary is the last
+    control token; where there is none, the whole prompt counts. So a question that quotes a marker changes nothing.
+
+    Args:
+        prompt: ids.
+    """
+    vocabulary, markers = automaton.vocabulary, automaton.markers
+    begin = len(prompt)
+    while begin and prompt[begin - 1] not in vocabulary.control_ids:
+        begin -= 1
+    known = len(vocabulary.pieces)
+    data = b"".join(vocabulary.pieces[i] for i in prompt[begin:] if 0 <= i < known)
+    opened = data.rfind(markers.start)
+    if opened < 0:
+        return automaton.response_start
+    state, _ = automaton.bytewise.run(automaton.bytewise.block_start, data[opened + len(markers.start) :])
+    word = int(automaton.bytewise.words[state])
+    return word if word & INSIDE else automaton.response_start

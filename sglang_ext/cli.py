@@ -1,0 +1,40 @@
+"""Our flags, peeled off a command line; everything else is sglang's and stays as it is."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import fields
+
+from .config import Settings, SettingsError, flag, read
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add our flags as a group of their own. Values stay text: `Settings` checks them."""
+    group = parser.add_argument_group("sglang-ext: think budget")
+    for f in fields(Settings):
+        group.add_argument(flag(f.name), dest=f.name, metavar=f.metadata["metavar"], help=f.metadata["help"],
+                           default=argparse.SUPPRESS)
+
+
+def peel(argv: Sequence[str]) -> tuple[Settings, list[str]]:
+    """Take our flags off a command line.
+
+    Args:
+        argv: arguments, without the program's name.
+
+    Returns:
+        The settings, flags over environment over defaults; and the arguments that are not ours, in order.
+
+    Raises:
+        SettingsError: a flag's value is missing or not accepted.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    add_flags(parser)
+    try:
+        ours, rest = parser.parse_known_args(list(argv))
+    except argparse.ArgumentError as error:
+        raise SettingsError(str(error).removeprefix("argument ")) from None
+    values = {f.name: getattr(Settings.from_environment(), f.name) for f in fields(Settings)}
+    values |= {name: read(name, text) for name, text in vars(ours).items()}
+    return Settings(**values), rest

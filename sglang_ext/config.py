@@ -1,0 +1,141 @@
+"""The operator's settings: one frozen dataclass owns the defaults; flags and environment variables are read from it.
+
+The environment carries the settings to every process that sglang starts, so a variable set by the operator and a flag
+are the same thing; a flag wins.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from .budget.contract import CEILING, UNLIMITED, BudgetError, Limits, ThinkBudget, parse
+
+PREFIX = "SGLANG_EXT_"
+
+
+class SettingsError(ValueError):
+    """A setting that is not accepted; the message names flag, value and what is accepted."""
+
+
+def _integer(text: str) -> int:
+    return int(text, 10)
+
+
+def _setting(default: Any, read: Callable[[str], Any], metavar: str, text: str) -> Any:
+    return field(default=default, metadata={"read": read, "metavar": metavar, "help": text})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the operator can set. Counts are in tokens."""
+
+    think_budget: int | None = _setting(
+        None, _integer, "N",
+        "most tokens a request may think, for requests that set no budget of their own; -1 = no limit, 0 = answer at "
+        "once (default: no limit)",
+    )
+    think_budget_max: int | None = _setting(
+        None, _integer, "N",
+        "largest budget a request may ask for; with it, 'no limit' is not accepted, and the default budget is at most "
+        "this (default: no ceiling)",
+    )
+    think_message: str = _setting(
+        "", str, "TEXT", "text written before the end marker when the budget closes the thinking (default: none)"
+    )
+    think_answer_tokens: int = _setting(
+        0, _integer, "N", "part of a request's max_new_tokens kept for the answer; the budget shrinks to leave it "
+        "(default: 0)",
+    )
+    think_start: str | None = _setting(
+        None, str, "TEXT", "marker that opens thinking (default: the reasoning parser's, else the tokenizer's)"
+    )
+    think_end: str | None = _setting(None, str, "TEXT", "marker that ends thinking; goes with --think-start")
+
+    def __post_init__(self) -> None:
+        if (self.think_start is None) != (self.think_end is None):
+            raise SettingsError("--think-start and --think-end go together: give both or neither")
+        if self.think_start is not None and (not self.think_start or self.think_start == self.think_end):
+            raise SettingsError(f"--think-start {self.think_start!r}, --think-end {self.think_end!r}: "
+                                "accepted: two different, non-empty texts")
+        if self.think_budget_max is not None and not 0 <= self.think_budget_max <= CEILING:
+            raise SettingsError(f"--think-budget-max: {self.think_budget_max} is out of range; "
+                                f"accepted: 0 to {CEILING}")
+        self.limits  # noqa: B018 - checks the rest
+
+    @property
+    def limits(self) -> Limits:
+        """Ceiling and default for `contract.parse`.
+
+        Raises:
+            SettingsError: the defaults are no acceptable budget.
+        """
+        ceiling = CEILING if self.think_budget_max is None else self.think_budget_max
+        base = {"message": self.think_message, "answer_tokens": self.think_answer_tokens}
+        default = self.think_budget
+        if default is None:
+            default = UNLIMITED if self.think_budget_max is None else self.think_budget_max
+        try:
+            floor = Limits(None, ceiling, allow_unlimited=self.think_budget_max is None)
+            return replace(floor, default=parse({**base, "max_tokens": default}, floor, "--think-budget"))
+        except BudgetError as error:
+            text = str(error)
+            for key in ("max_tokens", "message", "answer_tokens"):
+                flag = {"max_tokens": "--think-budget"}.get(key, "--think-" + key.replace("_", "-"))
+                text = text.replace(f"--think-budget.{key}", flag)
+            raise SettingsError(text) from None
+
+    @property
+    def enforces(self) -> bool:
+        """Whether a request that sets nothing is limited: such a server must know the model's markers."""
+        default = self.limits.default
+        return default is not None and default.limited
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
+        """Settings from `SGLANG_EXT_*` variables.
+
+        Raises:
+            SettingsError: a variable's value is not accepted, or its name is unknown.
+        """
+        environment = os.environ if environment is None else environment
+        known = {variable(f.name): f for f in fields(cls)}
+        for name in environment:
+            if name.startswith(PREFIX + "THINK") and name not in known:
+                raise SettingsError(f"unknown environment variable {name}; known: {', '.join(sorted(known))}")
+        values = {f.name: read(f.name, environment[name]) for name, f in known.items() if name in environment}
+        return cls(**values)
+
+    def to_environment(self) -> None:
+        """Put these settings into this process's environment, for the processes it starts."""
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if value == f.default:
+                os.environ.pop(variable(f.name), None)
+            else:
+                os.environ[variable(f.name)] = str(value)
+
+
+def variable(name: str) -> str:
+    """Name of a setting's environment variable."""
+    return PREFIX + name.upper()
+
+
+def flag(name: str) -> str:
+    """Name of a setting's command line flag."""
+    return "--" + name.replace("_", "-")
+
+
+def read(name: str, text: str) -> Any:
+    """Read one setting's text.
+
+    Raises:
+        SettingsError: it is not of the setting's type.
+    """
+    spec = next(f for f in fields(Settings) if f.name == name)
+    try:
+        return spec.metadata["read"](text)
+    except ValueError:
+        raise SettingsError(f"{flag(name)}: {text!r} is not an integer") from None

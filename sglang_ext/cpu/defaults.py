@@ -1,0 +1,83 @@
+"""Server settings that fit a machine without a GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+MEMORY_SHARE = 0.3
+"""Share of the memory that is free now that the KV pools of all replicas may take."""
+POOL_TOKENS = (2048, 65536)
+"""Least and most tokens of one pool."""
+
+
+def has_flag(argv: Sequence[str], *names: str) -> bool:
+    """Whether one of the flags is on the command line, as `--flag value` or `--flag=value`."""
+    return any(arg == name or arg.startswith(name + "=") for arg in argv for name in names)
+
+
+def value_of(argv: Sequence[str], *names: str) -> str | None:
+    """The value of the last of the flags on the command line."""
+    found = None
+    for i, arg in enumerate(argv):
+        for name in names:
+            if arg == name and i + 1 < len(argv):
+                found = argv[i + 1]
+            elif arg.startswith(name + "="):
+                found = arg[len(name) + 1 :]
+    return found
+
+
+def add_defaults(argv: list[str], model_path: str) -> list[str]:
+    """sglang's command line with what a CPU needs, wherever the operator did not say otherwise."""
+    replicas = _positive(value_of(argv, "--dp", "--dp-size", "--data-parallel-size"))
+    defaults = {
+        ("--device",): "cpu",
+        ("--attention-backend", "--prefill-attention-backend", "--decode-attention-backend"): "torch_native",
+        ("--max-running-requests",): "64",
+        ("--max-total-tokens",): str(pool_tokens(model_path, replicas)),
+    }
+    added = [part for names, value in defaults.items() if not has_flag(argv, *names) for part in (names[0], value)]
+    if not has_flag(argv, "--sleep-on-idle"):
+        added.append("--sleep-on-idle")
+    return [*argv, *added]
+
+
+def bind_threads(argv: Sequence[str]) -> None:
+    """Give each replica its share of the cores; sglang needs it said when there are several."""
+    replicas = _positive(value_of(argv, "--dp", "--dp-size", "--data-parallel-size"))
+    cores = sorted(os.sched_getaffinity(0))
+    if replicas < 2 or "SGLANG_CPU_OMP_THREADS_BIND" in os.environ:
+        return
+    shares = [cores[i::replicas] or [cores[i % len(cores)]] for i in range(replicas)]
+    os.environ["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(",".join(map(str, sorted(share))) for share in shares)
+
+
+def pool_tokens(model_path: str, replicas: int) -> int:
+    """How many tokens of KV cache fit beside the weights, for each replica."""
+    import psutil
+
+    least, most = POOL_TOKENS
+    weights = sum(f.stat().st_size for f in Path(model_path).glob("*.safetensors")) if Path(model_path).is_dir() else 0
+    free = psutil.virtual_memory().available - weights * replicas
+    fitting = int(free * MEMORY_SHARE / replicas / token_bytes(model_path))
+    return max(least, min(most, fitting))
+
+
+def token_bytes(model_path: str) -> int:
+    """Bytes one token takes in the KV cache, at four bytes a value; a guess on the safe side if the model's
+    configuration does not tell."""
+    try:
+        config = json.loads((Path(model_path) / "config.json").read_text())
+        config = config.get("text_config", config)
+        heads = config.get("num_key_value_heads") or config["num_attention_heads"]
+        width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+        return int(2 * 4 * config["num_hidden_layers"] * heads * width)
+    except (OSError, ValueError, KeyError, TypeError):
+        return 1 << 20
+
+
+def _positive(text: str | None) -> int:
+    return int(text) if text is not None and text.isdecimal() and int(text) > 0 else 1

@@ -1,0 +1,18 @@
+"""The entry point that sglang calls in each of its processes (group `sglang.srt.plugins`)."""
+
+from __future__ import annotations
+
+import sys
+
+
+def register() -> None:
+    """Register every hook, or end the process: sglang would only log an exception and serve without the budgets."""
+    from sglang_ext.config import SettingsError
+    from sglang_ext.patches import register_all
+    from sglang_ext.patches.registry import HookError
+
+    try:
+        register_all()
+    except (HookError, SettingsError) as error:
+        print(f"sglang-ext: {error}", file=sys.stderr, flush=True)
+        raise SystemExit(2) from None

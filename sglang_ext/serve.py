@@ -1,0 +1,193 @@
+"""`launch.py`: from a command line to a running server, or to a clear message and status 2."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from . import cpu
+from .cli import add_flags, peel
+from .config import Settings, SettingsError
+from .cpu.defaults import add_defaults, bind_threads, has_flag, value_of
+
+MODEL_FLAGS = ("--model-path", "--model")
+PLUGIN = "sglang_ext"
+USAGE = "python launch.py --think-budget N [--model-path M] [any sglang server flag]"
+
+
+class _UsageError(Exception):
+    """A command line that cannot be served."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line; sglang's usage alone is several screens."""
+
+    def error(self, message: str) -> NoReturn:
+        raise _UsageError(message)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Serve until stopped.
+
+    Args:
+        argv: arguments without the program's name.
+
+    Returns:
+        Exit status: 2 for a command line or an installation that cannot serve.
+    """
+    if any(arg in ("-h", "--help") for arg in argv):
+        _print_help()
+        return 0
+    try:
+        settings, rest = peel(argv)
+        _check_plugin()
+        settings.to_environment()
+        on_cpu = _choose_engine(rest)
+        _check_flags(rest)
+        rest = _with_model(rest)
+        if on_cpu:
+            rest = add_defaults(rest, value_of(rest, *MODEL_FLAGS) or "")
+            bind_threads(rest)
+        return _serve(settings, rest)
+    except (_UsageError, SettingsError) as error:
+        print(f"launch.py: {error}\nSee `python launch.py --help`.", file=sys.stderr, flush=True)
+        return 2
+
+
+def _print_help() -> None:
+    ours = argparse.ArgumentParser(prog="launch.py", usage=USAGE, add_help=False,
+                                   description="Serve a model whose requests have a think budget. Without "
+                                   "--model-path: a small demo model, SmolLM2-135M-Instruct.")
+    add_flags(ours)
+    print(ours.format_help())
+    print("sglang's own flags:\n")
+    print(_sglang_parser().format_help())
+
+
+def _sglang_parser() -> argparse.ArgumentParser:
+    from sglang.srt.server_args import ServerArgs
+
+    parser = _Parser(prog="launch.py", add_help=False, usage=argparse.SUPPRESS)
+    ServerArgs.add_cli_args(parser)
+    return parser
+
+
+def _check_plugin() -> None:
+    """The plugin must be installed and not filtered out, here and so in every process that is started."""
+    installed = importlib.metadata.entry_points(group="sglang.srt.plugins")
+    if PLUGIN not in {entry.name for entry in installed}:
+        raise _UsageError("the plugin is not installed, so think budgets would not be enforced: `pip install -e .`")
+    allowed = os.environ.get("SGLANG_PLUGINS", "")
+    if allowed and PLUGIN not in {name.strip() for name in allowed.split(",")}:
+        raise _UsageError(f"SGLANG_PLUGINS={allowed!r} leaves out {PLUGIN}, so think budgets would not be enforced; "
+                          f"add {PLUGIN} to it, or unset it")
+
+
+def _choose_engine(argv: Sequence[str]) -> bool:
+    """Use sglang's CPU engine where there is no GPU, or where the CPU is asked for; return whether it is used."""
+    asked = value_of(argv, "--device")
+    if asked not in (None, "cpu") or (asked is None and cpu.gpu_available()):
+        return False
+    os.environ[cpu.ENGINE_VARIABLE] = "1"
+    cpu.activate()
+    if asked is None:
+        print("No GPU found: serving on the CPU with sglang's CPU engine.", file=sys.stderr, flush=True)
+    return True
+
+
+def _check_flags(argv: Sequence[str]) -> None:
+    """Refuse flags and values that sglang does not know, before anything is loaded."""
+    if has_flag(argv, "--config"):  # flags stand in a file too: sglang merges and checks them
+        return
+    known = list(argv) if has_flag(argv, *MODEL_FLAGS) else [*argv, MODEL_FLAGS[0], "demo"]
+    try:
+        _sglang_parser().parse_args(known)
+    except argparse.ArgumentTypeError as error:
+        raise _UsageError(str(error)) from None
+
+
+def _with_model(argv: Sequence[str]) -> list[str]:
+    """The command line with a model: the demo model, made on first use, where none is named."""
+    if has_flag(argv, *MODEL_FLAGS, "--config"):
+        return list(argv)
+    from .demo.smollm2 import smollm2
+
+    try:
+        model = smollm2()
+    except RuntimeError as error:
+        raise _UsageError(str(error)) from None
+    defaults = {"--reasoning-parser": "qwen3", "--served-model-name": "smollm2-135m-instruct"}
+    extra = [part for name, value in defaults.items() if not has_flag(argv, name) for part in (name, value)]
+    return [*argv, MODEL_FLAGS[0], str(model), *extra]
+
+
+def _serve(settings: Settings, argv: list[str]) -> int:
+    from sglang.launch_server import run_server
+    from sglang.srt.plugins import load_plugins
+    from sglang.srt.server_args import prepare_server_args
+    from sglang.srt.utils import kill_process_tree
+
+    load_plugins()
+    from sglang_ext.patches import check_applied
+    from sglang_ext.patches.registry import HookError
+
+    signal.signal(signal.SIGTERM, _stop)
+    try:
+        check_applied()
+        server_args = _resolved(prepare_server_args(argv))
+        _announce(server_args)
+        run_server(server_args)
+    except HookError as error:
+        raise SettingsError(str(error)) from None
+    except KeyboardInterrupt:
+        return 130
+    finally:
+        kill_process_tree(os.getpid(), include_parent=False)
+    return 0
+
+
+def _stop(signum: int, frame: Any) -> NoReturn:
+    """End as after Ctrl-C, until the server installs its own handler, which drains requests first."""
+    raise SystemExit(128 + signum)
+
+
+def _resolved(server_args: Any) -> Any:
+    """Server arguments that sglang has checked against each other and the model's configuration."""
+    try:
+        server_args.resolve_once()
+    except (ValueError, AssertionError, OSError, ImportError) as error:
+        raise _UsageError(str(error) or type(error).__name__) from None
+    return server_args
+
+
+def _announce(server_args: Any) -> None:
+    """Once the server answers, print its address and a request to try; from a thread, as the server blocks."""
+    url = f"http://{server_args.host}:{server_args.port}"
+    threading.Thread(target=_announce_when_ready, args=(url,), daemon=True).start()
+
+
+def _announce_when_ready(url: str) -> None:
+    while not _answers(url + "/health"):
+        time.sleep(0.5)
+    body = {"messages": [{"role": "user", "content": "How many days are in three weeks?"}], "think_budget": 32,
+            "max_tokens": 96, "temperature": 0}
+    print(f"\nServing on {url}\nTry it:\n  curl -s {url}/v1/chat/completions -H 'Content-Type: application/json' "
+          f"-d '{json.dumps(body)}'\n", flush=True)
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as response:
+            return bool(response.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
