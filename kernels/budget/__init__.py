@@ -1,10 +1,24 @@
-"""The think budget on the device: state, and the two operations that a decoding step needs.
+"""The think budget on the device: state, and the operations that a decoding step needs.
 
+A decoding step is `mask_logits`, the sampler, `advance`; a step that verifies a draft is `walk`, the sampler, `commit`.
 No engine is imported here; `reference` defines what every implementation does.
 """
 
 from .advance import advance
+from .commit import commit
 from .layout import BudgetState, Event, Flag, Outcome, Tables, Word
 from .mask import mask_logits
+from .walk import walk
 
-__all__ = ["BudgetState", "Event", "Flag", "Outcome", "Tables", "Word", "advance", "mask_logits"]
+__all__ = [
+    "BudgetState",
+    "Event",
+    "Flag",
+    "Outcome",
+    "Tables",
+    "Word",
+    "advance",
+    "commit",
+    "mask_logits",
+    "walk",
+]

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from enum import IntEnum, IntFlag
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import torch
 
@@ -75,6 +77,20 @@ class Outcome(IntEnum):
     OPEN = 6  # the response is inside a block
 
 
+class Operands(NamedTuple):
+    """`Tables` as one argument of a kernel (tensors), or as views on the host (numpy arrays)."""
+
+    token_class: Any
+    step: Any
+    end_cursor: Any
+    ban_start: Any
+    ban_ids: Any
+    eos_ids: Any
+    vocab: int  # elements of token_class
+    classes: int  # behaviour classes, the row stride of step
+    eos: int  # elements of eos_ids
+
+
 @dataclass(frozen=True)
 class Tables:
     """The lifted automaton as tensors on one device; read only."""
@@ -90,11 +106,30 @@ class Tables:
     def classes(self) -> int:
         return self.step.numel() // self.end_cursor.numel()
 
+    @cached_property
+    def operands(self) -> Operands:
+        """What a kernel is given."""
+        return Operands(self.token_class, self.step, self.end_cursor, self.ban_start, self.ban_ids, self.eos_ids,
+                        self.token_class.numel(), self.classes, self.eos_ids.numel())
+
+    @cached_property
+    def arrays(self) -> Operands:
+        """Numpy views; for tables in host memory only."""
+        tensors = self.operands
+        return tensors._replace(**{f.name: getattr(tensors, f.name).numpy() for f in fields(self)})
+
     @classmethod
     def from_host(cls, host: object, device: torch.device | str) -> Tables:
         """Copy from an object that has the same fields as integer sequences or arrays."""
         columns = {f.name: torch.tensor(getattr(host, f.name), dtype=torch.int32) for f in fields(cls)}
         return cls(**{name: column.to(device) for name, column in columns.items()})
+
+
+class StateOperands(NamedTuple):
+    """`BudgetState` as one argument of a kernel."""
+
+    words: Any
+    program: Any
 
 
 @dataclass(frozen=True)
@@ -119,6 +154,15 @@ class BudgetState:
         words = torch.zeros((slots, WORDS), dtype=torch.int32)
         words[:, Word.CURSOR] = NOT_FORCING
         return cls(words.to(device), program.to(device), len(shared_program), stride)
+
+    @cached_property
+    def operands(self) -> StateOperands:
+        """What a kernel is given."""
+        return StateOperands(self.words, self.program)
+
+    def allocate_nodes(self, requests: int, nodes: int) -> torch.Tensor:
+        """[requests, nodes, WORDS] int32, what `walk` leaves for `commit`; allocated once, for the largest batch."""
+        return torch.zeros((requests, nodes, WORDS), dtype=torch.int32, device=self.words.device)
 
     def program_start(self, slot: int) -> int:
         """Index into `program` where the slot's own forced sequence begins."""

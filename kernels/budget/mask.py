@@ -1,47 +1,61 @@
 """Mask logits by each row's think budget: the step before sampling."""
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 
 from __future__ import annotations
 
 import torch
+import triton  # type: ignore[import-untyped]
+import triton.language as tl  # type: ignore[import-untyped]
 
-from .layout import INSIDE, NOT_FORCING, STATE_MASK, BudgetState, Flag, Tables, Word
+from . import device, host
+from .layout import BudgetState, Tables
 from .reference import lost_value
 
 
 def mask_logits(logits: torch.Tensor, rows: torch.Tensor, state: BudgetState, tables: Tables) -> None:
     """Apply every row's budget to its logits, in place. Defined by `reference.mask_row`.
 
+    One launch. It neither synchronises nor allocates, so that it can be captured in a CUDA graph. An engine that knows
+    that no request of the batch has a budget leaves the call out.
+
     Args:
         logits: [n, vocab] floating point, any row stride; vocab may be wider than the tokenizer's.
-        rows: [n] int, the slot of each row of logits. A slot may not occur twice.
+        rows: [n] int, the slot of each row of logits; negative for an idle row. A slot may not occur twice.
         state, tables: on the device of the logits.
     """
-    if logits.device.type != "cpu":
-        raise NotImplementedError(f"no kernel for device {logits.device.type!r}")
-    _mask_cpu(logits, rows, state, tables)
-
-
-def _mask_cpu(logits: torch.Tensor, rows: torch.Tensor, state: BudgetState, tables: Tables) -> None:
-    words = state.words.numpy()[rows.numpy()]
-    flags, auto, cursor = words[:, Word.FLAGS], words[:, Word.AUTO], words[:, Word.CURSOR]
-    active = flags & Flag.ACTIVE != 0
-    forced = active & (cursor != NOT_FORCING)
-    free = active & ~forced
-    inside = auto & INSIDE != 0
-    barred = inside & (words[:, Word.USED] < words[:, Word.MIN]) | ~inside & (flags & Flag.FORCED_END != 0)
+    check_logits(logits, tables)
+    if not device.launches(logits):
+        host.mask(logits, rows, state, tables)
+        return
+    n, width = logits.shape
     lost = lost_value(torch.finfo(logits.dtype).min)
-    for i in forced.nonzero()[0].tolist():
-        keep = int(state.program[int(cursor[i])])
-        value = logits[i, keep].clone()
-        logits[i].fill_(-torch.inf)
-        logits[i, keep] = value if value.isfinite() else 0.0
-    for i in (free & barred).nonzero()[0].tolist():
-        index = int(auto[i]) & STATE_MASK
-        _lose(logits[i], tables.ban_ids[int(tables.ban_start[index]) : int(tables.ban_start[index + 1])], lost)
-    for i in (free & (flags & Flag.FRESH != 0)).nonzero()[0].tolist():
-        _lose(logits[i], tables.eos_ids, lost)
+    _mask_kernel[(n, device.parts(width))](
+        logits, logits.stride(0), width, rows, state.operands, tables.operands, lost, num_warps=4)
 
 
-def _lose(row: torch.Tensor, ids: torch.Tensor, lost: float) -> None:
-    index = ids.long()
-    row[index] = torch.where(row[index] == -torch.inf, -torch.inf, lost).to(row.dtype)
+def check_logits(logits: torch.Tensor, tables: Tables) -> None:
+    """Refuse what a kernel would turn into a write beyond the row."""
+    if logits.dim() != 2 or logits.stride(1) != 1:
+        raise ValueError(f"logits must be a matrix with contiguous rows, got shape {tuple(logits.shape)} with strides "
+                         f"{logits.stride()}")
+    if logits.shape[1] < tables.token_class.numel():
+        raise ValueError(f"logits have {logits.shape[1]} columns, the tables know {tables.token_class.numel()} ids: "
+                         "lift the automaton to the ids that the model can produce")
+
+
+@triton.jit
+def _mask_kernel(
+    logits,  # [n, width] float, row stride `stride`
+    stride,
+    width,
+    rows,  # [n] int
+    state,  # StateOperands
+    tables,  # Operands
+    LOST: tl.constexpr,  # value of an id that the row loses
+):
+    i = tl.program_id(0).to(tl.int64)
+    slot = tl.load(rows + i).to(tl.int64)
+    if slot < 0:
+        return
+    words = tl.load(state.words + slot * device.WORDS + tl.arange(0, device.WORDS))
+    device.mask_row(logits + i * stride, width, device.unpack(words), state.program, tables, LOST)

@@ -1,4 +1,4 @@
-"""The definition of the think budget's two operations, one row and one token at a time, in plain Python.
+"""The definition of the think budget's operations, one row and one token at a time, in plain Python.
 
 Every other implementation, vectorised or Triton, is tested to be equal to this one. The engine uses it on the host
 too, to rebuild a row from a request's tokens.
@@ -23,9 +23,10 @@ from .layout import (
     Word,
 )
 
-LOST = -1.0e30
-"""Value of an id that a row loses. Finite, so that a row to which something else, a grammar say, left no other id can
-still be sampled; far below any logit even after division by a small temperature."""
+LOST = -(2.0**100)
+"""Value of an id that a row loses, about -1e30. Finite, so that a row to which something else, a grammar say, left no
+other id can still be sampled; far below any logit even after division by a small temperature. A power of two, so that
+it is the same number in every dtype that reaches it."""
 
 
 def lost_value(dtype_min: float) -> float:
@@ -159,3 +160,50 @@ def _note_outcome(row: MutableSequence[int], step: int, forcing: bool) -> None:
             row[Word.OUTCOME] = Outcome.NATURAL if step & Event.CLOSE else Outcome.IMPLICIT
     if step & INSIDE:
         row[Word.OUTCOME] = Outcome.OPEN
+
+
+def parent_of(parents: Sequence[int] | None, node: int) -> int:
+    """The parent of a draft node, -1 for padding. Parents come before their children; without `parents`, a chain."""
+    parent = node - 1 if parents is None else int(parents[node])
+    return parent if 0 <= parent < node else -1
+
+
+def walk_row(draft: Sequence[int], parents: Sequence[int] | None, row: Sequence[int], program: Sequence[int],
+             tables: HostTables) -> list[list[int]]:
+    """The state of each node of one request's draft, with which `mask_row` masks the node's row of logits.
+
+    Node 0 is the last token of the output, which the state already has. A node is dead if it is padding (no parent, or
+    a negative id), if its parent is dead, or if its token cannot stand in the output after its ancestors: it differs
+    from the id being forced, or it is an EOS that the end marker replaces. A dead node can never be accepted; it has
+    its parent's words without `Flag.ACTIVE`, and so its logits are left alone.
+    """
+    nodes = [list(row)]
+    for node in range(1, len(draft)):
+        parent = parent_of(parents, node)
+        words, token = list(nodes[max(parent, 0)]), int(draft[node])
+        alive = parent >= 0 and token >= 0 and words[Word.FLAGS] & Flag.ACTIVE
+        if not alive or advance_row(token, words, program, tables) != token:
+            words = list(nodes[max(parent, 0)])
+            words[Word.FLAGS] &= ~Flag.ACTIVE
+        nodes.append(words)
+    return nodes
+
+
+def commit_row(tokens: MutableSequence[int], last: int, parents: Sequence[int] | None, nodes: Sequence[Sequence[int]],
+               row: MutableSequence[int], program: Sequence[int], tables: HostTables) -> int:
+    """Take what one request's verification accepted into its row; return the last accepted node.
+
+    That is `last` itself, unless a token on the way to it was replaced (a sampled EOS that the draft foresaw): then it
+    is the node where that happened. `tokens[last]` becomes the token that stands in the output.
+
+    Args:
+        tokens: [nodes], the token sampled at each accepted node; the others are not looked at.
+        nodes: what `walk_row` returned.
+    """
+    if not row[Word.FLAGS] & Flag.ACTIVE:
+        return last
+    while not nodes[last][Word.FLAGS] & Flag.ACTIVE:
+        last = max(parent_of(parents, last), 0)
+    row[:] = nodes[last]
+    tokens[last] = advance_row(int(tokens[last]), row, program, tables)
+    return last

@@ -1,0 +1,131 @@
+"""The operations in host memory: numpy over views of the tensors, equal to `reference`.
+
+In most steps most rows are quiet: nothing is forced, nothing closes, no limit is met. Those are done for the whole
+batch at once. The others are few, and are done by the reference itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from .layout import (
+    AUTO_MASK,
+    INSIDE,
+    LINE_END,
+    NOT_FORCING,
+    STATE_MASK,
+    BudgetState,
+    Event,
+    Flag,
+    Operands,
+    Outcome,
+    Tables,
+    Word,
+)
+from .reference import advance_row, lost_value
+
+Array = np.ndarray[Any, Any]
+
+_LOUD = int(Event.CLOSE | Event.IMPLICIT | Event.EOS)
+
+
+def mask(logits: torch.Tensor, rows: torch.Tensor, state: BudgetState, tables: Tables) -> None:
+    slots = rows.numpy()
+    mask_words(logits, state.words.numpy()[slots], slots >= 0, state, tables.arrays)
+
+
+def advance(tokens: torch.Tensor, rows: torch.Tensor, state: BudgetState, tables: Tables) -> None:
+    slots, sampled, words = rows.numpy(), tokens.numpy(), state.words.numpy()
+    mine = words[slots]
+    if (idle := slots < 0).any():
+        mine[idle, Word.FLAGS] = 0
+        slots = slots[~idle]
+    sampled[:] = advance_words(mine, sampled, state.program.numpy(), tables.arrays)
+    words[slots] = mine if len(slots) == len(mine) else mine[~idle]
+
+
+def walk(logits: torch.Tensor, draft: torch.Tensor, parents: torch.Tensor | None, rows: torch.Tensor,
+         nodes: torch.Tensor, state: BudgetState, tables: Tables) -> None:
+    slots, tokens, reached = rows.numpy(), draft.numpy(), nodes.numpy()
+    requests = np.arange(len(slots))
+    program, arrays = state.program.numpy(), tables.arrays
+    reached[requests, 0] = state.words.numpy()[slots]
+    reached[requests[slots < 0], 0, Word.FLAGS] = 0
+    for node in range(1, tokens.shape[1]):
+        parent = requests * 0 + node - 1 if parents is None else parents.numpy()[:, node]
+        padding = (parent < 0) | (parent >= node) | (tokens[:, node] < 0)
+        before = reached[requests, np.where((parent >= 0) & (parent < node), parent, 0)]
+        after = before.copy()
+        after[padding, Word.FLAGS] = 0
+        dead = padding | (advance_words(after, tokens[:, node], program, arrays) != tokens[:, node])
+        before[:, Word.FLAGS] &= ~int(Flag.ACTIVE)
+        reached[requests, node] = np.where(dead[:, None], before, after)
+    words = reached[: len(slots)].reshape(-1, reached.shape[2])
+    mask_words(logits, words, np.ones(len(words), bool), state, arrays)
+
+
+def commit(tokens: torch.Tensor, last: torch.Tensor, parents: torch.Tensor | None, rows: torch.Tensor,
+           nodes: torch.Tensor, state: BudgetState, tables: Tables) -> None:
+    slots, words, reached, sampled = rows.numpy(), state.words.numpy(), nodes.numpy(), tokens.numpy()
+    requests = ((slots >= 0) & (words[slots, Word.FLAGS] & Flag.ACTIVE != 0)).nonzero()[0]
+    node = last.numpy()[requests]
+    while (dead := reached[requests, node, Word.FLAGS] & Flag.ACTIVE == 0).any():
+        parent = node - 1 if parents is None else parents.numpy()[requests, node]
+        node = np.where(dead, np.where((parent >= 0) & (parent < node), parent, 0), node)
+    mine = reached[requests, node]
+    taken = advance_words(mine, sampled[requests, node], state.program.numpy(), tables.arrays)
+    words[slots[requests]] = mine
+    sampled[requests, node] = taken
+    last.numpy()[requests] = node
+
+
+def advance_words(words: Array, tokens: Array, program: Array, tables: Operands) -> Array:
+    """`reference.advance_row` for [n, WORDS] words, in place; returns the tokens that stand in the output."""
+    auto, flags, cursor = words[:, Word.AUTO], words[:, Word.FLAGS], words[:, Word.CURSOR]
+    known = (tokens >= 0) & (tokens < tables.vocab)
+    kind = tables.token_class[np.where(known, tokens, 0)] * known
+    entry = tables.step[(auto & STATE_MASK) * tables.classes + kind]
+    used = words[:, Word.USED] + (auto & INSIDE != 0)
+    inside = entry & INSIDE != 0
+    due = (used >= words[:, Word.MAX]) | (used >= words[:, Word.GRACE]) & (entry & LINE_END != 0)
+    loud = (entry & _LOUD != 0) | (flags & Flag.FRESH != 0) | (cursor != NOT_FORCING) | inside & due
+    active = flags & Flag.ACTIVE != 0
+    quiet = active & ~loud
+    np.copyto(words[:, Word.AUTO], entry & AUTO_MASK, where=quiet)
+    np.copyto(words[:, Word.USED], used, where=quiet)
+    np.copyto(words[:, Word.OUTCOME], int(Outcome.OPEN), where=quiet & inside)
+    taken = tokens.copy()
+    for i in (active & loud).nonzero()[0].tolist():
+        row = words[i].tolist()
+        taken[i] = advance_row(int(tokens[i]), row, program, tables)  # type: ignore[arg-type]
+        words[i] = row
+    return taken
+
+
+def mask_words(logits: torch.Tensor, words: Array, present: Array, state: BudgetState, tables: Operands) -> None:
+    """`reference.mask_row` for [n, WORDS] words, of which some are not present."""
+    flags, auto, cursor = words[:, Word.FLAGS], words[:, Word.AUTO], words[:, Word.CURSOR]
+    active = present & (flags & Flag.ACTIVE != 0)
+    forced = active & (cursor != NOT_FORCING)
+    free = active & ~forced
+    inside = auto & INSIDE != 0
+    barred = inside & (words[:, Word.USED] < words[:, Word.MIN]) | ~inside & (flags & Flag.FORCED_END != 0)
+    lost = lost_value(torch.finfo(logits.dtype).min)
+    for i in forced.nonzero()[0].tolist():
+        keep = int(state.program[int(cursor[i])])
+        value = float(logits[i, keep])
+        logits[i].fill_(-torch.inf)
+        logits[i, keep] = value if np.isfinite(value) else 0.0
+    for i in (free & barred).nonzero()[0].tolist():
+        index = int(auto[i]) & STATE_MASK
+        _lose(logits[i], tables.ban_ids[tables.ban_start[index] : tables.ban_start[index + 1]], lost)
+    for i in (free & (flags & Flag.FRESH != 0)).nonzero()[0].tolist():
+        _lose(logits[i], tables.eos_ids, lost)
+
+
+def _lose(row: torch.Tensor, ids: Array, lost: float) -> None:
+    index = torch.from_numpy(ids).long()
+    row[index] = torch.where(row[index] == -torch.inf, -torch.inf, lost).to(row.dtype)

@@ -1,0 +1,134 @@
+"""Mask the logits of a draft's verification: speculative decoding's step before sampling."""
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
+
+from __future__ import annotations
+
+import torch
+import triton  # type: ignore[import-untyped]
+import triton.language as tl  # type: ignore[import-untyped]
+
+from . import device, host
+from .layout import BudgetState, Tables
+from .mask import check_logits
+from .reference import lost_value
+
+
+def walk(logits: torch.Tensor, draft: torch.Tensor, parents: torch.Tensor | None, rows: torch.Tensor,
+         nodes: torch.Tensor, state: BudgetState, tables: Tables) -> None:
+    """Mask each row of a verification with the state after its ancestors; leave every node's state for `commit`.
+
+    Defined by `reference.walk_row` and `reference.mask_row`. One launch, without synchronisation or allocation; the
+    state does not change. One step of a chain with `k` draft tokens, where the sampler fills `sampled` [n, k + 1]::
+
+        walk(logits, draft, None, rows, nodes, state, tables)
+        sampled = sampler(logits).view(n, k + 1)
+        last = (draft[:, 1:] == sampled[:, :-1]).int().cumprod(1).sum(1)
+        commit(sampled, last, None, rows, nodes, state, tables)
+        # the output of request i is sampled[i, : last[i] + 1]
+
+    Match the draft with what was sampled, before `commit` replaces anything. Where an EOS was sampled that the end
+    marker replaces, the draft ends: it may have foreseen the EOS, which is not in the output (`commit` moves `last`
+    back), or the end marker, which the model did not choose (the comparison rejects it).
+
+    Args:
+        logits: [n * width, vocab] floating point, any row stride; row i * width + j is node j of request i.
+        draft: [n, width] int, contiguous. Column 0 stands for the last token of the output, which the state has
+            already, and is not looked at. A negative id is padding.
+        parents: [n, width] int32, contiguous, each node's parent among the nodes before it; anything else is padding.
+            None for a chain. Column 0 is not looked at.
+        rows: [n] int, the slot of each request; negative for an idle one. A slot may not occur twice.
+        nodes: [at least n, width, WORDS] int32 from `BudgetState.allocate_nodes`. What is in it for requests without
+            a budget is undefined.
+        state, tables: on the device of the logits.
+    """
+    check_logits(logits, tables)
+    n, width = draft.shape
+    if logits.shape[0] != n * width or nodes.shape[1] != width or nodes.shape[0] < n:
+        raise ValueError(f"{n} requests with {width} nodes need {n * width} rows of logits and {n} rows of nodes, got "
+                         f"{logits.shape[0]} and {tuple(nodes.shape)}")
+    if not device.launches(logits):
+        host.walk(logits, draft, parents, rows, nodes, state, tables)
+        return
+    lost = lost_value(torch.finfo(logits.dtype).min)
+    vocab = logits.shape[1]
+    _walk_kernel[(n, device.parts(vocab))](
+        logits, logits.stride(0), vocab, draft, parents, rows, nodes, state.operands, tables.operands, lost, width,
+        triton.next_power_of_2(width), num_warps=4)
+
+
+@triton.jit
+def _walk_kernel(
+    logits,  # [n * WIDTH, vocab] float, row stride `stride`
+    stride,
+    vocab,
+    draft,  # [n, WIDTH] int
+    parents,  # [n, WIDTH] int32, or None for a chain
+    rows,  # [n] int
+    nodes,  # [n, WIDTH, WORDS] int32
+    state,  # StateOperands
+    tables,  # Operands
+    LOST: tl.constexpr,  # value of an id that a row loses
+    WIDTH: tl.constexpr,
+    PADDED: tl.constexpr,  # WIDTH rounded up to a power of two
+):
+    i = tl.program_id(0).to(tl.int64)
+    slot = tl.load(rows + i).to(tl.int64)
+    if slot < 0:
+        return
+    lanes = tl.arange(0, device.WORDS)
+    words = tl.load(state.words + slot * device.WORDS + lanes)
+    if (device.get(words, device.FLAGS) & device.ACTIVE) == 0:
+        return
+    node = tl.arange(0, PADDED)
+    tokens = tl.load(draft + i * WIDTH + node, mask=node < WIDTH, other=-1)
+    kinds = device.token_kind(tokens, tables)  # all at once: each is a cache miss
+    if parents is not None:
+        parents += i * WIDTH
+    draft += i * WIDTH
+    nodes += i * WIDTH * device.WORDS
+    logits += i * WIDTH * stride
+    row = device.unpack(words)
+    for j in range(WIDTH):
+        if parents is not None:
+            # Every program of the request writes the same words, and reads them back itself.
+            tl.store(nodes + j * device.WORDS + lanes, device.pack(words, row))
+            tl.debug_barrier()
+        else:
+            tl.store(nodes + j * device.WORDS + lanes, device.pack(words, row),
+                     mask=(lanes < device.WORDS) & (tl.program_id(1) == 0))
+        device.mask_row(logits + j * stride, vocab, row, state.program, tables, LOST)
+
+        # The next node. After the last one there is none: its token reads as padding.
+        parent = j
+        if parents is not None:
+            parent = tl.load(parents + j + 1, mask=j + 1 < WIDTH, other=-1)
+        orphan = (parent < 0) | (parent > j)
+        if parents is not None:
+            row = _reload(row, nodes + tl.where(orphan, 0, parent) * device.WORDS)
+        token = tl.load(draft + j + 1, mask=j + 1 < WIDTH, other=-1).to(tl.int32)
+        kind = tl.sum(tl.where(node == j + 1, kinds, 0), 0)
+        row = _step(row, orphan | (token < 0), token, kind, state.program, tables)
+
+
+@triton.jit
+def _reload(row, at):
+    """The row in the state whose words are at `at`. Its limits are the same."""
+    return device.Row(
+        tl.load(at + device.AUTO), tl.load(at + device.USED), tl.load(at + device.CURSOR), tl.load(at + device.OUTCOME),
+        tl.load(at + device.FORCED), tl.load(at + device.REASON), tl.load(at + device.FLAGS), tl.load(at + device.WALL),
+        row.most, row.least, row.grace)
+
+
+@triton.jit
+def _step(row, padding, token, kind, program, tables):
+    """The state of a node whose parent's is given."""
+    entry = device.lookup(row.auto, kind, tables)
+    taken, cursor, reason = device.settle(row, token, entry, program, tables)
+    dead = padding | (taken != token) | ((row.flags & device.ACTIVE) == 0)
+    after = device.consume(row, entry, cursor, reason, program, tables)
+    return device.Row(
+        tl.where(dead, row.auto, after.auto), tl.where(dead, row.used, after.used),
+        tl.where(dead, row.cursor, after.cursor), tl.where(dead, row.outcome, after.outcome),
+        tl.where(dead, row.forced, after.forced), tl.where(dead, row.reason, after.reason),
+        tl.where(dead, row.flags & ~device.ACTIVE, after.flags), tl.where(dead, row.wall, after.wall),
+        row.most, row.least, row.grace)

@@ -1,0 +1,103 @@
+"""What the kernels promise an engine about a step on a GPU, checked without one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from budget_cases import INTERPRETED, lifted
+from sglang_ext.budget.kernels import BudgetState, Tables, advance, commit, mask_logits, walk
+from sglang_ext.budget.kernels.layout import WORDS
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+HERE = Path(__file__).parent
+
+
+class Launches:
+    """Stands for a kernel; notes each launch with its grid and its tensors."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[tuple[int, ...], list[torch.Tensor]]] = []
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        def launch(*args: Any, **_: Any) -> None:
+            flat = [x for arg in args for x in (arg if isinstance(arg, tuple) else [arg])]
+            self.seen.append((grid, [x for x in flat if isinstance(x, torch.Tensor)]))
+
+        return launch
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> dict[str, Launches]:
+    kernels = {verb: Launches() for verb in ("mask", "advance", "walk", "commit")}
+    for verb, kernel in kernels.items():
+        monkeypatch.setattr(sys.modules[f"sglang_ext.budget.kernels.{verb}"], f"_{verb}_kernel", kernel)
+    return kernels
+
+
+def test_a_step_neither_synchronises_nor_allocates(launches: dict[str, Launches]) -> None:
+    """Fake CUDA tensors raise on a read of their values and on mixed devices; what a step allocates is counted."""
+    a, n, k, vocab = lifted("plain", 48, True), 5, 4, 70_000
+    with FakeTensorMode(allow_non_fake_inputs=False):
+        state = BudgetState(torch.empty(9, WORDS, dtype=torch.int32, device="cuda"),
+                            torch.empty(99, dtype=torch.int32, device="cuda"), 4, 8)
+        columns = ("token_class", "step", "end_cursor", "ban_start", "ban_ids", "eos_ids")
+        tables = Tables(*(torch.empty(len(getattr(a, c)), dtype=torch.int32, device="cuda") for c in columns))
+        rows = torch.empty(n, dtype=torch.int64, device="cuda")
+        tokens = torch.empty(n, k + 1, dtype=torch.int64, device="cuda")
+        logits = torch.empty(n * (k + 1), vocab, dtype=torch.bfloat16, device="cuda")
+        nodes = state.allocate_nodes(n, k + 1)
+        _ = tables.operands, state.operands
+        with Allocations() as made:
+            mask_logits(logits[:n], rows, state, tables)
+            advance(tokens.view(-1)[:n], rows, state, tables)
+            walk(logits, tokens, None, rows, nodes, state, tables)
+            walk(logits, tokens, tokens, rows, nodes, state, tables)
+            commit(tokens, rows, None, rows, nodes, state, tables)
+    assert made.operators == []
+    parts = 3  # of a row of 70,000
+    assert [grid for grid, _ in launches["mask"].seen] == [(n, parts)]
+    assert [grid for grid, _ in launches["advance"].seen] == [(n,)]
+    assert [grid for grid, _ in launches["walk"].seen] == [(n, parts)] * 2
+    assert [grid for grid, _ in launches["commit"].seen] == [(n,)]
+    for kernel in launches.values():
+        assert all(tensor.device.type == "cuda" for _, tensors in kernel.seen for tensor in tensors)
+
+
+class Allocations(torch.utils._python_dispatch.TorchDispatchMode):
+    """Notes the operators that do more than look at a tensor's shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operators: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "aten" and not func.is_view:
+            self.operators.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_logits_narrower_than_the_tables_are_refused() -> None:
+    a = lifted("plain", 48, True)
+    state = BudgetState.allocate(2, a.program, 8, "cpu")
+    tables, rows = Tables.from_host(a, "cpu"), torch.arange(2)
+    with pytest.raises(ValueError, match="47 columns, the tables know 48 ids"):
+        mask_logits(torch.zeros(2, 47), rows, state, tables)
+    with pytest.raises(ValueError, match="contiguous rows"):
+        mask_logits(torch.zeros(48, 2).T, rows, state, tables)
+    with pytest.raises(ValueError, match="2 requests with 3 nodes need 6 rows"):
+        walk(torch.zeros(4, 48), torch.zeros(2, 3).int(), None, rows, state.allocate_nodes(2, 3), state, tables)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="is in the interpreter already")
+def test_the_kernels_in_the_interpreter() -> None:
+    """The kernels' own code on the CPU; Triton has to be told before it is imported."""
+    run = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider",
+                          HERE / "test_budget_kernels.py", HERE / "test_budget_oracle.py"],
+                         env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-2000:]
