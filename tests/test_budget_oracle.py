@@ -19,7 +19,7 @@ from sglang_ext.budget.automaton import Automaton
 NAMES = {Outcome.NONE: "none", Outcome.NATURAL: "natural", Outcome.GRACE: "grace", Outcome.FORCED: "forced",
          Outcome.EOS: "eos", Outcome.IMPLICIT: "implicit", Outcome.OPEN: "open"}
 VOCAB, STEPS, ROWS = 48, 16, 3
-common = settings(max_examples=int((4 if INTERPRETED else 60) * SCALE), deadline=None, derandomize=SCALE <= 1,
+common = settings(max_examples=int((6 if INTERPRETED else 250) * SCALE), deadline=None, derandomize=SCALE <= 1,
                   suppress_health_check=list(HealthCheck))
 
 
@@ -34,6 +34,7 @@ class Session:
         self.state = BudgetState(state.words.to(DEVICES[0]), state.program.to(DEVICES[0]), state.shared, state.stride)
         self.tables, self.rows = Tables.from_host(self.a, DEVICES[0]), torch.tensor(slots, device=DEVICES[0])
         self.sampled: list[list[int]] = [[] for _ in slots]
+        self.scripts = [script(family, self.a, self.rng) for _ in slots]
 
     def check_mask(self, row: torch.Tensor, view: View) -> None:
         """`row` was all zeros."""
@@ -52,7 +53,17 @@ class Session:
     def sample(self, row: torch.Tensor, hint: int) -> int:
         """Any id that the mask leaves; the hint if it can be."""
         allowed = (row == 0).nonzero().flatten().tolist()
-        return hint if hint in allowed and self.rng.random() < 0.8 else self.rng.choice(allowed)
+        return hint if hint in allowed and self.rng.random() < 0.9 else self.rng.choice(allowed)
+
+
+def script(family: str, a: Automaton, rng: random.Random) -> list[int]:
+    """What a request would like to write: pieces of markers, byte by byte, among other ids."""
+    m, ids = FAMILIES[family], []
+    while len(ids) < 20 * STEPS:
+        whole = rng.choice([m.start, m.end, b"\n", b"", *(i.marker for i in m.implicit)])
+        text = whole[: rng.randint(0, len(whole))] if rng.random() < 0.3 else whole
+        ids += [a.vocabulary.pieces.index(bytes([b])) for b in text] or [rng.randrange(24)]
+    return ids
 
 
 def admit(family: str, a: Automaton, state: BudgetState, slot: int, rng: random.Random) -> Rules:
@@ -86,9 +97,9 @@ def test_decoding(s: Session) -> None:
     for _ in range(STEPS):
         logits = torch.zeros(ROWS, VOCAB, device=s.rows.device)
         mask_logits(logits, s.rows, s.state, s.tables)
-        for row, rules, history in zip(logits.cpu(), s.rules, s.sampled, strict=True):
-            s.check_mask(row, replay(rules, history))
-            history.append(s.sample(row, s.rng.randrange(20)))
+        for i, (row, history) in enumerate(zip(logits.cpu(), s.sampled, strict=True)):
+            s.check_mask(row, replay(s.rules[i], history))
+            history.append(s.sample(row, s.scripts[i][len(history)]))
         tokens = torch.tensor([history[-1] for history in s.sampled], device=s.rows.device)
         advance(tokens, s.rows, s.state, s.tables)
         assert tokens.tolist() == [replay(r, h).output[-1] for r, h in zip(s.rules, s.sampled, strict=True)]
@@ -103,7 +114,8 @@ def test_speculation(s: Session, k: int, tree: bool) -> None:
         parents = [[j - 1 if not tree or s.rng.random() < 0.6 else s.rng.randrange(j) for j in range(k + 1) if j] for
                    _ in s.rules]
         parents = [[0, *above] for above in parents]
-        draft = [[s.rng.randrange(20) for _ in range(k + 1)] for _ in s.rules]
+        draft = [[*h[-1:], *s.scripts[i][len(h) :]][: k + 1] if h else [0, *s.scripts[i]][: k + 1]
+                 for i, h in enumerate(s.sampled)]
         verify(s, k + 1, parents, draft, nodes, tree)
         s.check_words()
 

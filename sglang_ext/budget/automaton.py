@@ -59,7 +59,7 @@ class _Outside:
 @dataclass(frozen=True)
 class _Inside:
     end: int
-    implicit: tuple[int, ...]  # progress per implicit end; -1 where it must begin a line and the line has begun
+    implicit: tuple[frozenset[int], ...]  # for each implicit end, progress of those that began where one may begin
     line_end: bool
 
 
@@ -108,8 +108,7 @@ class ByteAutomaton:
         self._markers = markers
         self._start_by_bytes = start_by_bytes
         self._end = _Matcher(markers.end)
-        self._implicit = [_Matcher(i.marker) for i in markers.implicit]
-        block = _Inside(0, tuple(0 for _ in markers.implicit), False)
+        block = _Inside(0, tuple(frozenset({0}) for _ in markers.implicit), False)
         self._index: dict[_Outside | _Inside, int] = {}
         self._states: list[_Outside | _Inside] = []
         self.response_start = self._number(_Outside(frozenset({0}), 0))
@@ -165,15 +164,11 @@ class ByteAutomaton:
         if ended:
             return self._number(_Outside(frozenset(), 0)) | Event.CLOSE
         progress = []
-        for spec, matcher, k in zip(self._markers.implicit, self._implicit, state.implicit, strict=True):
-            if spec.at_line_start:
-                follows = k >= 0 and spec.marker[k] == byte
-                k, ended = (k + 1, k + 1 == len(spec.marker)) if follows else (0 if byte == NEWLINE else -1, False)
-            else:
-                k, ended = matcher.step(k, byte)
-            if ended:
+        for spec, begun in zip(self._markers.implicit, state.implicit, strict=True):
+            grown = {k + 1 for k in begun if spec.marker[k] == byte}
+            if len(spec.marker) in grown:
                 return self._number(_Outside(frozenset(), 0)) | Event.IMPLICIT
-            progress.append(k)
+            progress.append(frozenset(grown | {0} if byte == NEWLINE or not spec.at_line_start else grown))
         return self._number(_Inside(end, tuple(progress), byte == NEWLINE))
 
 
