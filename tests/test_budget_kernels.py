@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sglang_ext.budget.kernels import Flag, Word, advance, commit, mask_logits, walk
 from sglang_ext.budget.kernels import reference as ref
 
-EXAMPLES = int((30 if INTERPRETED else 120) * SCALE)
+EXAMPLES = int((30 if INTERPRETED else 80) * SCALE)
 common = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), derandomize=SCALE <= 1)
 
 

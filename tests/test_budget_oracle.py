@@ -19,7 +19,7 @@ from sglang_ext.budget.automaton import Automaton
 NAMES = {Outcome.NONE: "none", Outcome.NATURAL: "natural", Outcome.GRACE: "grace", Outcome.FORCED: "forced",
          Outcome.EOS: "eos", Outcome.IMPLICIT: "implicit", Outcome.OPEN: "open"}
 VOCAB, STEPS, ROWS = 48, 16, 3
-common = settings(max_examples=int((6 if INTERPRETED else 250) * SCALE), deadline=None, derandomize=SCALE <= 1,
+common = settings(max_examples=int((6 if INTERPRETED else 120) * SCALE), deadline=None, derandomize=SCALE <= 1,
                   suppress_health_check=list(HealthCheck))
 
 

@@ -29,19 +29,24 @@ from .reference import advance_row, lost_value
 
 Array = np.ndarray[Any, Any]
 
+# Plain integers: numpy takes several times as long over an enum.
+_AUTO, _USED, _CURSOR, _OUTCOME = int(Word.AUTO), int(Word.USED), int(Word.CURSOR), int(Word.OUTCOME)
+_FLAGS, _MAX, _MIN, _GRACE = int(Word.FLAGS), int(Word.MAX), int(Word.MIN), int(Word.GRACE)
+_ACTIVE, _FRESH, _FORCED_END = int(Flag.ACTIVE), int(Flag.FRESH), int(Flag.FORCED_END)
 _LOUD = int(Event.CLOSE | Event.IMPLICIT | Event.EOS)
+_OPEN = int(Outcome.OPEN)
 
 
 def mask(logits: torch.Tensor, rows: torch.Tensor, state: BudgetState, tables: Tables) -> None:
     slots = rows.numpy()
-    mask_words(logits, state.words.numpy()[slots], slots >= 0, state, tables.arrays)
+    mask_words(logits, state.words.numpy().take(slots, 0, mode="wrap"), slots >= 0, state, tables.arrays)
 
 
 def advance(tokens: torch.Tensor, rows: torch.Tensor, state: BudgetState, tables: Tables) -> None:
     slots, sampled, words = rows.numpy(), tokens.numpy(), state.words.numpy()
-    mine = words[slots]
+    mine = words.take(slots, 0, mode="wrap")
     if (idle := slots < 0).any():
-        mine[idle, Word.FLAGS] = 0
+        mine[idle, _FLAGS] = 0
         slots = slots[~idle]
     sampled[:] = advance_words(mine, sampled, state.program.numpy(), tables.arrays)
     words[slots] = mine if len(slots) == len(mine) else mine[~idle]
@@ -52,16 +57,16 @@ def walk(logits: torch.Tensor, draft: torch.Tensor, parents: torch.Tensor | None
     slots, tokens, reached = rows.numpy(), draft.numpy(), nodes.numpy()
     requests = np.arange(len(slots))
     program, arrays = state.program.numpy(), tables.arrays
-    reached[requests, 0] = state.words.numpy()[slots]
-    reached[requests[slots < 0], 0, Word.FLAGS] = 0
+    reached[requests, 0] = state.words.numpy().take(slots, 0, mode="wrap")
+    reached[requests[slots < 0], 0, _FLAGS] = 0
     for node in range(1, tokens.shape[1]):
         parent = requests * 0 + node - 1 if parents is None else parents.numpy()[:, node]
         padding = (parent < 0) | (parent >= node) | (tokens[:, node] < 0)
         before = reached[requests, np.where((parent >= 0) & (parent < node), parent, 0)]
         after = before.copy()
-        after[padding, Word.FLAGS] = 0
+        after[padding, _FLAGS] = 0
         dead = padding | (advance_words(after, tokens[:, node], program, arrays) != tokens[:, node])
-        before[:, Word.FLAGS] &= ~int(Flag.ACTIVE)
+        before[:, _FLAGS] &= ~_ACTIVE
         reached[requests, node] = np.where(dead[:, None], before, after)
     words = reached[: len(slots)].reshape(-1, reached.shape[2])
     mask_words(logits, words, np.ones(len(words), bool), state, arrays)
@@ -70,9 +75,9 @@ def walk(logits: torch.Tensor, draft: torch.Tensor, parents: torch.Tensor | None
 def commit(tokens: torch.Tensor, last: torch.Tensor, parents: torch.Tensor | None, rows: torch.Tensor,
            nodes: torch.Tensor, state: BudgetState, tables: Tables) -> None:
     slots, words, reached, sampled = rows.numpy(), state.words.numpy(), nodes.numpy(), tokens.numpy()
-    requests = ((slots >= 0) & (words[slots, Word.FLAGS] & Flag.ACTIVE != 0)).nonzero()[0]
+    requests = ((slots >= 0) & (words[slots, _FLAGS] & _ACTIVE != 0)).nonzero()[0]
     node = last.numpy()[requests]
-    while (dead := reached[requests, node, Word.FLAGS] & Flag.ACTIVE == 0).any():
+    while (dead := reached[requests, node, _FLAGS] & _ACTIVE == 0).any():
         parent = node - 1 if parents is None else parents.numpy()[requests, node]
         node = np.where(dead, np.where((parent >= 0) & (parent < node), parent, 0), node)
     mine = reached[requests, node]
@@ -84,19 +89,19 @@ def commit(tokens: torch.Tensor, last: torch.Tensor, parents: torch.Tensor | Non
 
 def advance_words(words: Array, tokens: Array, program: Array, tables: Operands) -> Array:
     """`reference.advance_row` for [n, WORDS] words, in place; returns the tokens that stand in the output."""
-    auto, flags, cursor = words[:, Word.AUTO], words[:, Word.FLAGS], words[:, Word.CURSOR]
+    auto, flags, cursor = words[:, _AUTO], words[:, _FLAGS], words[:, _CURSOR]
     known = (tokens >= 0) & (tokens < tables.vocab)
     kind = tables.token_class[np.where(known, tokens, 0)] * known
     entry = tables.step[(auto & STATE_MASK) * tables.classes + kind]
-    used = words[:, Word.USED] + (auto & INSIDE != 0)
+    used = words[:, _USED] + (auto & INSIDE != 0)
     inside = entry & INSIDE != 0
-    due = (used >= words[:, Word.MAX]) | (used >= words[:, Word.GRACE]) & (entry & LINE_END != 0)
-    loud = (entry & _LOUD != 0) | (flags & Flag.FRESH != 0) | (cursor != NOT_FORCING) | inside & due
-    active = flags & Flag.ACTIVE != 0
+    due = (used >= words[:, _MAX]) | (used >= words[:, _GRACE]) & (entry & LINE_END != 0)
+    loud = (entry & _LOUD != 0) | (flags & _FRESH != 0) | (cursor != NOT_FORCING) | inside & due
+    active = flags & _ACTIVE != 0
     quiet = active & ~loud
-    np.copyto(words[:, Word.AUTO], entry & AUTO_MASK, where=quiet)
-    np.copyto(words[:, Word.USED], used, where=quiet)
-    np.copyto(words[:, Word.OUTCOME], int(Outcome.OPEN), where=quiet & inside)
+    np.copyto(words[:, _AUTO], entry & AUTO_MASK, where=quiet)
+    np.copyto(words[:, _USED], used, where=quiet)
+    np.copyto(words[:, _OUTCOME], _OPEN, where=quiet & inside)
     taken = tokens.copy()
     for i in (active & loud).nonzero()[0].tolist():
         row = words[i].tolist()
@@ -107,12 +112,12 @@ def advance_words(words: Array, tokens: Array, program: Array, tables: Operands)
 
 def mask_words(logits: torch.Tensor, words: Array, present: Array, state: BudgetState, tables: Operands) -> None:
     """`reference.mask_row` for [n, WORDS] words, of which some are not present."""
-    flags, auto, cursor = words[:, Word.FLAGS], words[:, Word.AUTO], words[:, Word.CURSOR]
-    active = present & (flags & Flag.ACTIVE != 0)
+    flags, auto, cursor = words[:, _FLAGS], words[:, _AUTO], words[:, _CURSOR]
+    active = present & (flags & _ACTIVE != 0)
     forced = active & (cursor != NOT_FORCING)
     free = active & ~forced
     inside = auto & INSIDE != 0
-    barred = inside & (words[:, Word.USED] < words[:, Word.MIN]) | ~inside & (flags & Flag.FORCED_END != 0)
+    barred = inside & (words[:, _USED] < words[:, _MIN]) | ~inside & (flags & _FORCED_END != 0)
     lost = lost_value(torch.finfo(logits.dtype).min)
     for i in forced.nonzero()[0].tolist():
         keep = int(state.program[int(cursor[i])])
@@ -122,7 +127,7 @@ def mask_words(logits: torch.Tensor, words: Array, present: Array, state: Budget
     for i in (free & barred).nonzero()[0].tolist():
         index = int(auto[i]) & STATE_MASK
         _lose(logits[i], tables.ban_ids[tables.ban_start[index] : tables.ban_start[index + 1]], lost)
-    for i in (free & (flags & Flag.FRESH != 0)).nonzero()[0].tolist():
+    for i in (free & (flags & _FRESH != 0)).nonzero()[0].tolist():
         _lose(logits[i], tables.eos_ids, lost)
 
 
