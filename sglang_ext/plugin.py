@@ -7,12 +7,15 @@ import sys
 
 def register() -> None:
     """Register every hook, or end the process: sglang would only log an exception and serve without the budgets."""
+    from sglang_ext import cpu
     from sglang_ext.config import SettingsError
     from sglang_ext.patches import register_all
     from sglang_ext.patches.registry import HookError
 
     try:
         register_all()
+        if cpu.wanted():
+            cpu.register_attention()
     except (HookError, SettingsError) as error:
         print(f"sglang-ext: {error}", file=sys.stderr, flush=True)
         raise SystemExit(2) from None

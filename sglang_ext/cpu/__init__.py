@@ -10,7 +10,9 @@ from __future__ import annotations
 import importlib.util
 import os
 from pathlib import Path
+from typing import Any
 
+ATTENTION_BACKEND = "torch_batched"
 ENGINE_VARIABLE = "SGLANG_USE_CPU_ENGINE"
 
 
@@ -40,6 +42,21 @@ def activate() -> bool:
     operators.define()
     spawned.install()
     return True
+
+
+def register_attention() -> None:
+    """Make `--attention-backend torch_batched` known in this process, through sglang's extension point."""
+    from sglang.srt.arg_groups.choices import ATTENTION_BACKEND_CHOICES, add_attention_backend_choices
+    from sglang.srt.layers.attention.attention_registry import register_attention_backend
+
+    def create(model_runner: Any) -> Any:
+        from .attention import BatchedAttention
+
+        return BatchedAttention(model_runner)
+
+    if ATTENTION_BACKEND not in ATTENTION_BACKEND_CHOICES:
+        add_attention_backend_choices([ATTENTION_BACKEND])
+    register_attention_backend(ATTENTION_BACKEND)(create)
 
 
 def _cuda_kernels_installed() -> bool:

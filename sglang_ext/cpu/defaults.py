@@ -7,6 +7,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from . import ATTENTION_BACKEND
+
 MEMORY_SHARE = 0.3
 """Share of the memory that is free now that the KV pools of all replicas may take."""
 POOL_TOKENS = (2048, 65536)
@@ -35,7 +37,7 @@ def add_defaults(argv: list[str], model_path: str) -> list[str]:
     replicas = _positive(value_of(argv, "--dp", "--dp-size", "--data-parallel-size"))
     defaults = {
         ("--device",): "cpu",
-        ("--attention-backend", "--prefill-attention-backend", "--decode-attention-backend"): "torch_native",
+        ("--attention-backend", "--prefill-attention-backend", "--decode-attention-backend"): ATTENTION_BACKEND,
         ("--max-running-requests",): "64",
         ("--max-total-tokens",): str(pool_tokens(model_path, replicas)),
     }
