@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 from budget_cases import INTERPRETED, lifted
-from sglang_ext.budget.kernels import BudgetState, Tables, advance, commit, mask_logits, walk
-from sglang_ext.budget.kernels.layout import WORDS
+from sglang_ext.budget.kernels import BudgetState, Tables, Word, advance, commit, mask_logits, walk
+from sglang_ext.budget.kernels.layout import NO_LIMIT, WORDS
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 HERE = Path(__file__).parent
@@ -92,6 +92,41 @@ def test_logits_narrower_than_the_tables_are_refused() -> None:
         mask_logits(torch.zeros(48, 2).T, rows, state, tables)
     with pytest.raises(ValueError, match="2 requests with 3 nodes need 6 rows"):
         walk(torch.zeros(4, 48), torch.zeros(2, 3).int(), None, rows, state.allocate_nodes(2, 3), state, tables)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_steps_replay_from_a_cuda_graph() -> None:
+    a = lifted("plain", 48, True)
+    state, tables = BudgetState.allocate(4, a.program, 8, "cuda"), Tables.from_host(a, "cuda")
+    state.words[:, Word.AUTO] = int(a.bytewise.words[a.bytewise.block_start])
+    state.words[:, Word.FLAGS] = torch.tensor([0, 1, 1, 1], device="cuda")
+    state.words[:, Word.MAX] = torch.tensor([0, 2, 5, NO_LIMIT], device="cuda")
+    state.words[:, Word.GRACE] = NO_LIMIT
+    rows, nodes, first = torch.arange(4, device="cuda"), state.allocate_nodes(4, 3), state.words.clone()
+    draft = torch.full((4, 3), 20, device="cuda")
+
+    def steps() -> tuple[torch.Tensor, torch.Tensor]:
+        logits = torch.zeros(12, 48, device="cuda")
+        logits[:, 20] = 1
+        mask_logits(logits[:4], rows, state, tables)
+        tokens = logits[:4].argmax(1)
+        advance(tokens, rows, state, tables)
+        walk(logits, draft, None, rows, nodes, state, tables)
+        sampled = logits.argmax(1).view(4, 3)
+        last = (draft[:, 1:] == sampled[:, :-1]).int().cumprod(1).sum(1)
+        commit(sampled, last, None, rows, nodes, state, tables)
+        return tokens, sampled
+
+    steps()  # compiles
+    state.words.copy_(first)
+    expected = [[x.tolist() for x in steps()] for _ in range(3)]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outputs = steps()
+    state.words.copy_(first)
+    for want in expected:
+        graph.replay()
+        assert [x.tolist() for x in outputs] == want
 
 
 @pytest.mark.skipif(INTERPRETED, reason="is in the interpreter already")

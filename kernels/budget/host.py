@@ -54,22 +54,27 @@ def advance(tokens: torch.Tensor, rows: torch.Tensor, state: BudgetState, tables
 
 def walk(logits: torch.Tensor, draft: torch.Tensor, parents: torch.Tensor | None, rows: torch.Tensor,
          nodes: torch.Tensor, state: BudgetState, tables: Tables) -> None:
-    slots, tokens, reached = rows.numpy(), draft.numpy(), nodes.numpy()
-    requests = np.arange(len(slots))
-    program, arrays = state.program.numpy(), tables.arrays
-    reached[requests, 0] = state.words.numpy().take(slots, 0, mode="wrap")
-    reached[requests[slots < 0], 0, _FLAGS] = 0
+    slots, tokens, program = rows.numpy(), draft.numpy(), state.program.numpy()
+    requests, reached = np.arange(len(slots)), nodes.numpy()[: len(slots)]
+    reached[:, 0] = state.words.numpy().take(slots, 0, mode="wrap")
+    reached[slots < 0, 0, _FLAGS] = 0
     for node in range(1, tokens.shape[1]):
-        parent = requests * 0 + node - 1 if parents is None else parents.numpy()[:, node]
-        padding = (parent < 0) | (parent >= node) | (tokens[:, node] < 0)
-        before = reached[requests, np.where((parent >= 0) & (parent < node), parent, 0)]
+        padding = tokens[:, node] < 0
+        before = reached[:, node - 1]
+        if parents is not None:
+            parent = parents.numpy()[:, node]
+            orphan = (parent < 0) | (parent >= node)
+            padding = padding | orphan
+            before = reached[requests, np.where(orphan, 0, parent)]
         after = before.copy()
         after[padding, _FLAGS] = 0
-        dead = padding | (advance_words(after, tokens[:, node], program, arrays) != tokens[:, node])
-        before[:, _FLAGS] &= ~_ACTIVE
-        reached[requests, node] = np.where(dead[:, None], before, after)
-    words = reached[: len(slots)].reshape(-1, reached.shape[2])
-    mask_words(logits, words, np.ones(len(words), bool), state, arrays)
+        dead = padding | (advance_words(after, tokens[:, node], program, tables.arrays) != tokens[:, node])
+        if dead.any():
+            after[dead] = before[dead]
+            after[dead, _FLAGS] &= ~_ACTIVE
+        reached[:, node] = after
+    words = reached.reshape(-1, reached.shape[2])
+    mask_words(logits, words, np.ones(len(words), bool), state, tables.arrays)
 
 
 def commit(tokens: torch.Tensor, last: torch.Tensor, parents: torch.Tensor | None, rows: torch.Tensor,
