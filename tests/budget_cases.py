@@ -13,7 +13,7 @@ from functools import lru_cache
 
 import torch
 from hypothesis import strategies as st
-from sglang_ext.budget.kernels import BudgetState, Flag, Outcome, Tables, Word
+from sglang_ext.budget.kernels import BudgetState, Flag, Outcome, Tables, Word, device
 from sglang_ext.budget.kernels import reference as ref
 from sglang_ext.budget.kernels.layout import INSIDE, NO_LIMIT, NOT_FORCING, PROGRAM_END, WORDS
 
@@ -21,6 +21,8 @@ from sglang_ext.budget.automaton import Automaton, ImplicitEnd, Markers, Vocabul
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 SCALE = float(os.environ.get("BUDGET_TEST_SCALE", "1"))
+if INTERPRETED:
+    device.SPAN = 1024  # several programs a row, at a size that the interpreter can do
 DEVICES = ["cuda"] if torch.cuda.is_available() and not INTERPRETED else ["cpu"]
 MESSAGE = 4  # most ids of a message
 POISON = 777.0
@@ -101,7 +103,7 @@ class Case:
 
 
 def make_case(family: str, vocab: int, special: bool, batch: int, dtype: torch.dtype, padding: int, seed: int,
-              device: str) -> Case:
+              where: str) -> Case:
     a, rng = lifted(family, vocab, special), random.Random(seed)
     slots = batch + rng.randint(0, 9)
     state = BudgetState.allocate(slots, a.program, MESSAGE + len(a.vocabulary.end_ids) + 2 + 1, "cpu")
@@ -110,10 +112,10 @@ def make_case(family: str, vocab: int, special: bool, batch: int, dtype: torch.d
     for slot in range(slots):
         state.words[slot] = torch.tensor(random_row(a, state, slot, rng), dtype=torch.int32)
     words, program = {s: state.words[s].tolist() for s in range(slots)}, state.program.tolist()
-    state = BudgetState(state.words.to(device), state.program.to(device), state.shared, state.stride)
+    state = BudgetState(state.words.to(where), state.program.to(where), state.shared, state.stride)
     index = torch.tensor([-1 if i else r for r, i in zip(rows, idle, strict=True)],
                          dtype=rng.choice([torch.int32, torch.int64]))
-    return Case(a, Tables.from_host(a, device), state, index.to(device), words, program, rng, dtype, vocab + padding)
+    return Case(a, Tables.from_host(a, where), state, index.to(where), words, program, rng, dtype, vocab + padding)
 
 
 def random_row(a: Automaton, state: BudgetState, slot: int, rng: random.Random) -> list[int]:
@@ -145,10 +147,10 @@ def cases(draw: st.DrawFn, most_rows: int = 300, nodes: int = 1) -> Case:
     room = (60_000 if INTERPRETED else 300_000) * max(1, int(SCALE)) // nodes
     small = INTERPRETED and SCALE <= 1
     smallest = 48
-    vocab = draw(st.sampled_from([7, 48, 49, 61, 1025, *([] if small else [5003, 32_768, 50_257, 262_144])]))
+    vocab = draw(st.sampled_from([7, 48, 49, 61, 1025, 2500, *([] if small else [5003, 32_768, 50_257, 262_144])]))
     family = "one byte" if vocab < smallest else draw(st.sampled_from(sorted(FAMILIES)))
     batch = draw(st.integers(1, max(1, min(4 if small else most_rows, room // vocab))))
-    dtype = draw(st.sampled_from([torch.float32, torch.float16, torch.bfloat16]))
+    dtype = draw(st.sampled_from([torch.float32, torch.float16, torch.bfloat16, torch.float64]))
     return make_case(family, vocab, vocab >= smallest and draw(st.booleans()), batch, dtype,
                      draw(st.sampled_from([0, 1, 7])), draw(st.integers(0, 2**32)), draw(st.sampled_from(DEVICES)))
 

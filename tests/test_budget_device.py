@@ -132,7 +132,7 @@ def test_steps_replay_from_a_cuda_graph() -> None:
 @pytest.mark.skipif(INTERPRETED, reason="is in the interpreter already")
 def test_the_kernels_in_the_interpreter() -> None:
     """The kernels' own code on the CPU; Triton has to be told before it is imported."""
-    run = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider",
+    run = subprocess.run([sys.executable, "-m", "pytest", "-q", "--noconftest", "-p", "no:cacheprovider",
                           HERE / "test_budget_kernels.py", HERE / "test_budget_oracle.py"],
                          env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-2000:]
