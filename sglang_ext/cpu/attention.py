@@ -68,7 +68,7 @@ class BatchedAttention(AttentionBackend):
         tiles = self._tiles(layer, query, keys)
         if len(tiles) == 1 and isinstance(tiles[0].where, slice):
             out = attend(query, keys, values, tiles[0], layer.scaling, self._workspace, layer.logit_cap, sinks)
-            return out.view(len(out), -1)
+            return out.reshape(len(out), -1)
         out = q.new_empty(len(query), layer.tp_q_head_num, layer.v_head_dim)
         for tile in tiles:
             out[tile.where] = attend(query[tile.where], keys, values, tile, layer.scaling, self._workspace,

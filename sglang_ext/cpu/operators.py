@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import torch
 
+from . import speculation
+
 _library: torch.library.Library | None = None
 _MASK = 0xFFFFFFFF
 
@@ -33,7 +35,7 @@ def _windows(req_pool_indices: torch.Tensor, start: torch.Tensor, end: torch.Ten
 
 def assign_req_to_token_pool(req_pool_indices: torch.Tensor, req_to_token: torch.Tensor, start_offset: torch.Tensor,
                              end_offset: torch.Tensor, out_cache_loc: torch.Tensor, pool_len: int) -> None:
-    """Write newly allocated cache locations into `req_to_token` [slots, pool_len], from start to end of each request."""
+    """Write new cache locations into `req_to_token` [slots, pool_len], from start to end of each request."""
     rows, columns = _windows(req_pool_indices, start_offset, end_offset)
     req_to_token[rows, columns] = out_cache_loc[: len(rows)].to(req_to_token.dtype)
 
@@ -87,4 +89,5 @@ _OPERATORS = {
     "assign_req_to_token_pool_cpu" + _WINDOW: assign_req_to_token_pool,
     "assign_extend_cache_locs_cpu" + _WINDOW: assign_extend_cache_locs,
     "murmur_hash32_cpu(Tensor seed, Tensor positions, Tensor col_indices) -> Tensor": murmur_hash32,
+    **speculation.OPERATORS,
 }
