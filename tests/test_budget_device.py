@@ -82,7 +82,7 @@ class Allocations(torch.utils._python_dispatch.TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_logits_narrower_than_the_tables_are_refused() -> None:
+def test_shapes_that_do_not_fit_are_refused() -> None:
     a = lifted("plain", 48, True)
     state = BudgetState.allocate(2, a.program, 8, "cpu")
     tables, rows = Tables.from_host(a, "cpu"), torch.arange(2)
@@ -90,8 +90,15 @@ def test_logits_narrower_than_the_tables_are_refused() -> None:
         mask_logits(torch.zeros(2, 47), rows, state, tables)
     with pytest.raises(ValueError, match="contiguous rows"):
         mask_logits(torch.zeros(48, 2).T, rows, state, tables)
+    draft, nodes = torch.zeros(2, 3, dtype=torch.int64), state.allocate_nodes(2, 3)
     with pytest.raises(ValueError, match="2 requests with 3 nodes need 6 rows"):
-        walk(torch.zeros(4, 48), torch.zeros(2, 3).int(), None, rows, state.allocate_nodes(2, 3), state, tables)
+        walk(torch.zeros(4, 48), draft, None, rows, nodes, state, tables)
+    with pytest.raises(ValueError, match="6 nodes, but contiguous room for 0"):
+        walk(torch.zeros(6, 48), draft, None, rows, nodes[:, :2], state, tables)
+    with pytest.raises(ValueError, match="must be contiguous"):
+        commit(draft.T, rows, None, rows, nodes, state, tables)
+    with pytest.raises(ValueError, match="parents of shape"):
+        commit(draft, rows, draft[:1], rows, nodes, state, tables)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sglang_ext.budget.kernels import Flag, Word, advance, commit, mask_logits, walk
 from sglang_ext.budget.kernels import reference as ref
+from sglang_ext.budget.kernels.layout import WORDS
 
 EXAMPLES = int((30 if INTERPRETED else 80) * SCALE)
 common = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), derandomize=SCALE <= 1)
@@ -37,7 +38,7 @@ def test_mask_and_advance(case: Case, steps: int) -> None:
 @given(st.data(), st.integers(0, 16), st.booleans(), st.integers(1, 3))
 def test_walk_and_commit(data: st.DataObject, k: int, tree: bool, steps: int) -> None:
     case = data.draw(cases(most_rows=64, nodes=k + 1))
-    nodes = case.state.allocate_nodes(len(case.slots) + 1, k + 1)
+    nodes = case.state.allocate_nodes(len(case.slots) + 1, k + 1 + case.rng.randint(0, 1))
     for _ in range(steps):
         check_verification(case, nodes, k + 1, tree)
 
@@ -55,7 +56,8 @@ def check_verification(case: Case, nodes: torch.Tensor, width: int, tree: bool) 
     walk(logits, torch.tensor(draft, dtype=kind, device=case.device), above, case.rows, nodes, case.state, case.tables)
     assert_only(logits, buffer, expected)
     case.check_words()
-    for got, want in zip(nodes.tolist(), states, strict=False):
+    first = nodes.view(-1, WORDS)[: n * width].view(n, width, WORDS)
+    for got, want in zip(first.tolist(), states, strict=True):
         assert want is None or not want[0][Word.FLAGS] & Flag.ACTIVE or got == want
 
     sampled = [[case.token() for _ in range(width)] for _ in range(n)]

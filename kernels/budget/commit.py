@@ -9,6 +9,7 @@ import triton.language as tl  # type: ignore[import-untyped]
 
 from . import device, host
 from .layout import BudgetState, Tables
+from .walk import check_nodes
 
 
 def commit(tokens: torch.Tensor, last: torch.Tensor, parents: torch.Tensor | None, rows: torch.Tensor,
@@ -26,6 +27,7 @@ def commit(tokens: torch.Tensor, last: torch.Tensor, parents: torch.Tensor | Non
         last: [n] int, the last accepted node of each request; 0 where no draft token was accepted.
         parents, rows, nodes, state, tables: as `walk` had them.
     """
+    check_nodes(nodes, tokens, parents)
     if not device.launches(tokens):
         host.commit(tokens, last, parents, rows, nodes, state, tables)
         return
@@ -39,7 +41,7 @@ def _commit_kernel(
     last,  # [n] int
     parents,  # [n, WIDTH] int32, or None for a chain
     rows,  # [n] int
-    nodes,  # [n, WIDTH, WORDS] int32
+    nodes,  # [n, WIDTH, WORDS] int32, and more
     state,  # StateOperands
     tables,  # Operands
     WIDTH: tl.constexpr,

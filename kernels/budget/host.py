@@ -55,7 +55,7 @@ def advance(tokens: torch.Tensor, rows: torch.Tensor, state: BudgetState, tables
 def walk(logits: torch.Tensor, draft: torch.Tensor, parents: torch.Tensor | None, rows: torch.Tensor,
          nodes: torch.Tensor, state: BudgetState, tables: Tables) -> None:
     slots, tokens, program = rows.numpy(), draft.numpy(), state.program.numpy()
-    requests, reached = np.arange(len(slots)), nodes.numpy()[: len(slots)]
+    requests, reached = np.arange(len(slots)), _first(nodes, tokens)
     reached[:, 0] = state.words.numpy().take(slots, 0, mode="wrap")
     reached[slots < 0, 0, _FLAGS] = 0
     for node in range(1, tokens.shape[1]):
@@ -79,7 +79,8 @@ def walk(logits: torch.Tensor, draft: torch.Tensor, parents: torch.Tensor | None
 
 def commit(tokens: torch.Tensor, last: torch.Tensor, parents: torch.Tensor | None, rows: torch.Tensor,
            nodes: torch.Tensor, state: BudgetState, tables: Tables) -> None:
-    slots, words, reached, sampled = rows.numpy(), state.words.numpy(), nodes.numpy(), tokens.numpy()
+    slots, words, sampled = rows.numpy(), state.words.numpy(), tokens.numpy()
+    reached = _first(nodes, sampled)
     requests = ((slots >= 0) & (words[slots, _FLAGS] & _ACTIVE != 0)).nonzero()[0]
     node = last.numpy()[requests]
     while (dead := reached[requests, node, _FLAGS] & _ACTIVE == 0).any():
@@ -90,6 +91,12 @@ def commit(tokens: torch.Tensor, last: torch.Tensor, parents: torch.Tensor | Non
     words[slots[requests]] = mine
     sampled[requests, node] = taken
     last.numpy()[requests] = node
+
+
+def _first(nodes: torch.Tensor, tokens: Array) -> Array:
+    """[requests, width, WORDS], the nodes in use for these tokens."""
+    words = nodes.shape[-1]
+    return nodes.numpy().reshape(-1)[: tokens.size * words].reshape(*tokens.shape, words)
 
 
 def advance_words(words: Array, tokens: Array, program: Array, tables: Operands) -> Array:

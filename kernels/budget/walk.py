@@ -8,7 +8,7 @@ import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 
 from . import device, host
-from .layout import BudgetState, Tables
+from .layout import WORDS, BudgetState, Tables
 from .mask import check_logits
 from .reference import lost_value
 
@@ -37,15 +37,15 @@ def walk(logits: torch.Tensor, draft: torch.Tensor, parents: torch.Tensor | None
         parents: [n, width] int32, contiguous, each node's parent among the nodes before it; anything else is padding.
             None for a chain. Column 0 is not looked at.
         rows: [n] int, the slot of each request; negative for an idle one. A slot may not occur twice.
-        nodes: [at least n, width, WORDS] int32 from `BudgetState.allocate_nodes`. What is in it for requests without
-            a budget is undefined.
+        nodes: int32 from `BudgetState.allocate_nodes`, with room for n * width nodes; which then are its first ones,
+            request by request, whatever its own shape. Those of requests without a budget are undefined.
         state, tables: on the device of the logits.
     """
     check_logits(logits, tables)
     n, width = draft.shape
-    if logits.shape[0] != n * width or nodes.shape[1] != width or nodes.shape[0] < n:
-        raise ValueError(f"{n} requests with {width} nodes need {n * width} rows of logits and {n} rows of nodes, got "
-                         f"{logits.shape[0]} and {tuple(nodes.shape)}")
+    if logits.shape[0] != n * width:
+        raise ValueError(f"{n} requests with {width} nodes need {n * width} rows of logits, got {logits.shape[0]}")
+    check_nodes(nodes, draft, parents)
     if not device.launches(logits):
         host.walk(logits, draft, parents, rows, nodes, state, tables)
         return
@@ -56,6 +56,16 @@ def walk(logits: torch.Tensor, draft: torch.Tensor, parents: torch.Tensor | None
         triton.next_power_of_2(width), num_warps=4)
 
 
+def check_nodes(nodes: torch.Tensor, draft: torch.Tensor, parents: torch.Tensor | None) -> None:
+    """Refuse what a kernel would read or write in the wrong place."""
+    if not draft.is_contiguous() or (parents is not None and not parents.is_contiguous()):
+        raise ValueError("the tokens and the parents of nodes must be contiguous")
+    if parents is not None and parents.shape != draft.shape:
+        raise ValueError(f"tokens of shape {tuple(draft.shape)} have parents of shape {tuple(parents.shape)}")
+    if not nodes.is_contiguous() or nodes.numel() < draft.numel() * WORDS:
+        raise ValueError(f"{draft.numel()} nodes, but contiguous room for {nodes.numel() // WORDS * nodes.is_contiguous()}")
+
+
 @triton.jit
 def _walk_kernel(
     logits,  # [n * WIDTH, vocab] float, row stride `stride`
@@ -64,7 +74,7 @@ def _walk_kernel(
     draft,  # [n, WIDTH] int
     parents,  # [n, WIDTH] int32, or None for a chain
     rows,  # [n] int
-    nodes,  # [n, WIDTH, WORDS] int32
+    nodes,  # [n, WIDTH, WORDS] int32, and more
     state,  # StateOperands
     tables,  # Operands
     LOST: tl.constexpr,  # value of an id that a row loses
