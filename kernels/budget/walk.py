@@ -62,8 +62,9 @@ def check_nodes(nodes: torch.Tensor, draft: torch.Tensor, parents: torch.Tensor 
         raise ValueError("the tokens and the parents of nodes must be contiguous")
     if parents is not None and parents.shape != draft.shape:
         raise ValueError(f"tokens of shape {tuple(draft.shape)} have parents of shape {tuple(parents.shape)}")
-    if not nodes.is_contiguous() or nodes.numel() < draft.numel() * WORDS:
-        raise ValueError(f"{draft.numel()} nodes, but contiguous room for {nodes.numel() // WORDS * nodes.is_contiguous()}")
+    room = nodes.numel() // WORDS if nodes.is_contiguous() else 0
+    if room < draft.numel():
+        raise ValueError(f"{draft.numel()} nodes, but contiguous room for {room}")
 
 
 @triton.jit
