@@ -4,8 +4,8 @@
 
 Every line of benchmarks/results/budget_kernels.jsonl is one point of the grid on one device. Times are microseconds,
 the median of many calls. `device_us` is the time on the GPU, replayed from a CUDA graph; `host_us` is what the calling
-thread spends. A row is budgeted and thinking, and far from its wall, as almost all rows are in almost all steps;
-`--walls` puts some at it.
+thread spends, on a CPU in CPU time. A budgeted row is thinking and far from its wall, as almost all rows are in almost
+all steps; `--walls` puts some at it.
 """
 
 from __future__ import annotations
@@ -115,23 +115,26 @@ class Point:
 
 
 def host_us(call: Callable[[], None], seconds: float, device: str) -> float:
-    """Median over rounds; a round is long enough for the clock. The GPU is let catch up between rounds."""
-    once = 1.0
-    for _ in range(2):
-        begin = time.perf_counter()
-        call()
-        once = max(time.perf_counter() - begin, 1e-7)
-        if once > seconds:  # the slow ones need no second look
-            return round(once * 1e6, 2)
+    """Median over rounds of what the calling thread spends. On a CPU that is its CPU time, which other programs on the
+    machine do not lengthen; with a GPU it is the time that passes, and the GPU is let catch up between rounds."""
+    clock = time.thread_time if device == "cpu" else time.perf_counter
+
+    def spent(repeat: int) -> float:
+        begin = clock()
+        for _ in range(repeat):
+            call()
+        return max(clock() - begin, 1e-7) / repeat
+
+    first = spent(1)
+    once = first if first > 1 else spent(1)
+    if once > seconds:  # the slow ones need no second look
+        return round(once * 1e6, 2)
     repeat = max(1, min(200, int(seconds / 10 / once)))
-    rounds = []
+    rounds: list[float] = []
     while len(rounds) < 3 or sum(rounds) * repeat < seconds:
         if device != "cpu":
             torch.cuda.synchronize()
-        begin = time.perf_counter()
-        for _ in range(repeat):
-            call()
-        rounds.append((time.perf_counter() - begin) / repeat)
+        rounds.append(spent(repeat))
     return round(statistics.median(rounds) * 1e6, 2)
 
 

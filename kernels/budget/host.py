@@ -25,7 +25,7 @@ from .layout import (
     Tables,
     Word,
 )
-from .reference import advance_row, lost_value
+from .reference import advance_row, lost_value, walk_row
 
 Array = np.ndarray[Any, Any]
 
@@ -54,27 +54,48 @@ def advance(tokens: torch.Tensor, rows: torch.Tensor, state: BudgetState, tables
 
 def walk(logits: torch.Tensor, draft: torch.Tensor, parents: torch.Tensor | None, rows: torch.Tensor,
          nodes: torch.Tensor, state: BudgetState, tables: Tables) -> None:
-    slots, tokens, program = rows.numpy(), draft.numpy(), state.program.numpy()
-    requests, reached = np.arange(len(slots)), _first(nodes, tokens)
-    reached[:, 0] = state.words.numpy().take(slots, 0, mode="wrap")
-    reached[slots < 0, 0, _FLAGS] = 0
+    slots, tokens, arrays = rows.numpy(), draft.numpy(), tables.arrays
+    words = state.words.numpy().take(slots, 0, mode="wrap")
+    words[slots < 0, _FLAGS] = 0
+    reached = _first(nodes, tokens)
+    reached[:] = words[:, None]
+    above = None if parents is None else parents.numpy()
+    loud = _walk_quiet(reached, tokens, above, arrays)
+    for i in loud.nonzero()[0].tolist():
+        tree = None if above is None else above[i].tolist()
+        reached[i] = walk_row(tokens[i].tolist(), tree, words[i].tolist(), state.program.numpy(), arrays)  # type: ignore[arg-type]
+    flat = reached.reshape(-1, reached.shape[2])
+    mask_words(logits, flat, np.ones(len(flat), bool), state, arrays)
+
+
+def _walk_quiet(reached: Array, tokens: Array, parents: Array | None, tables: Operands) -> Array:
+    """`reference.walk_row` for requests none of whose nodes is loud; returns which other ones there are."""
+    kind = _kinds(tokens, tables)
+    entry, used = reached[:, :, _AUTO].copy(), reached[:, :, _USED].copy()
+    dead, requests = tokens < 0, np.arange(len(tokens))
+    dead[:, 0] = False
     for node in range(1, tokens.shape[1]):
-        padding = tokens[:, node] < 0
-        before = reached[:, node - 1]
+        above: Any = (slice(None), node - 1)
         if parents is not None:
-            parent = parents.numpy()[:, node]
-            orphan = (parent < 0) | (parent >= node)
-            padding = padding | orphan
-            before = reached[requests, np.where(orphan, 0, parent)]
-        after = before.copy()
-        after[padding, _FLAGS] = 0
-        dead = padding | (advance_words(after, tokens[:, node], program, tables.arrays) != tokens[:, node])
-        if dead.any():
-            after[dead] = before[dead]
-            after[dead, _FLAGS] &= ~_ACTIVE
-        reached[:, node] = after
-    words = reached.reshape(-1, reached.shape[2])
-    mask_words(logits, words, np.ones(len(words), bool), state, tables.arrays)
+            orphan = (parents[:, node] < 0) | (parents[:, node] >= node)
+            above = (requests, np.where(orphan, 0, parents[:, node]))
+            dead[:, node] |= orphan
+        before = entry[above]
+        dead[:, node] |= dead[above]
+        alive = ~dead[:, node]
+        after = tables.step[(before & STATE_MASK) * tables.classes + kind[:, node]]
+        entry[:, node] = np.where(alive, after, before)
+        used[:, node] = used[above] + (alive & (before & INSIDE != 0))
+    inside = entry & INSIDE != 0
+    due = (used >= reached[:, :, _MAX]) | (used >= reached[:, :, _GRACE]) & (entry & LINE_END != 0)
+    loud = ((entry & _LOUD != 0) | inside & due)[:, 1:].any(1)
+    row = reached[:, 0]
+    loud |= (row[:, _FLAGS] & _FRESH != 0) | (row[:, _CURSOR] != NOT_FORCING)
+    loud &= row[:, _FLAGS] & _ACTIVE != 0
+    reached[:, :, _AUTO], reached[:, :, _USED] = entry & AUTO_MASK, used
+    np.copyto(reached[:, 1:, _OUTCOME], _OPEN, where=inside[:, 1:])
+    np.copyto(reached[:, :, _FLAGS], reached[:, :, _FLAGS] & ~_ACTIVE, where=dead)
+    return np.asarray(loud)
 
 
 def commit(tokens: torch.Tensor, last: torch.Tensor, parents: torch.Tensor | None, rows: torch.Tensor,
@@ -99,12 +120,16 @@ def _first(nodes: torch.Tensor, tokens: Array) -> Array:
     return nodes.numpy().reshape(-1)[: tokens.size * words].reshape(*tokens.shape, words)
 
 
+def _kinds(tokens: Array, tables: Operands) -> Array:
+    """Behaviour class of each token; ids beyond the vocabulary are inert."""
+    known = (tokens >= 0) & (tokens < tables.vocab)
+    return np.asarray(tables.token_class[np.where(known, tokens, 0)] * known)
+
+
 def advance_words(words: Array, tokens: Array, program: Array, tables: Operands) -> Array:
     """`reference.advance_row` for [n, WORDS] words, in place; returns the tokens that stand in the output."""
     auto, flags, cursor = words[:, _AUTO], words[:, _FLAGS], words[:, _CURSOR]
-    known = (tokens >= 0) & (tokens < tables.vocab)
-    kind = tables.token_class[np.where(known, tokens, 0)] * known
-    entry = tables.step[(auto & STATE_MASK) * tables.classes + kind]
+    entry = tables.step[(auto & STATE_MASK) * tables.classes + _kinds(tokens, tables)]
     used = words[:, _USED] + (auto & INSIDE != 0)
     inside = entry & INSIDE != 0
     due = (used >= words[:, _MAX]) | (used >= words[:, _GRACE]) & (entry & LINE_END != 0)
