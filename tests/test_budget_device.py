@@ -136,6 +136,17 @@ def test_steps_replay_from_a_cuda_graph() -> None:
         assert [x.tolist() for x in outputs] == want
 
 
+def test_the_kernels_stand_alone() -> None:
+    """They import no engine; and the folder above them is no package, which would hide PyPI's `kernels`."""
+    code = """import sys
+sys.modules["sglang"] = None
+import sglang_ext.budget.kernels
+from sglang_ext.budget import automaton
+assert not any(name.startswith("sglang.") for name in sys.modules)"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert not (HERE.parent / "kernels" / "__init__.py").exists()
+
+
 @pytest.mark.skipif(INTERPRETED, reason="is in the interpreter already")
 def test_the_kernels_in_the_interpreter() -> None:
     """The kernels' own code on the CPU; Triton has to be told before it is imported."""
