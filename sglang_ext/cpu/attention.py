@@ -15,7 +15,7 @@ from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 
 from .attention_call import Workspace, attend
-from .attention_plan import Batch, Kind, Tile, plan
+from .attention_plan import Batch, Kind, Tile, draft_tree, plan
 
 if TYPE_CHECKING:
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
@@ -103,7 +103,8 @@ def _describe(forward_batch: ForwardBatch, req_to_token: torch.Tensor) -> Batch:
     if mode.is_target_verify():
         drafts = forward_batch.spec_info.draft_token_num
         first, rows = lens, torch.full_like(lens, drafts)
-        tree = draft_tree(forward_batch.spec_info, lens, drafts)
+        if forward_batch.spec_info.tree_topk != 1:
+            tree = draft_tree(forward_batch.spec_info.custom_mask, lens, drafts)
     elif mode.is_decode():
         first, rows = lens - 1, torch.ones_like(lens)
     else:
@@ -115,28 +116,6 @@ def _describe(forward_batch: ForwardBatch, req_to_token: torch.Tensor) -> Batch:
             return Batch(req_to_token[forward_batch.req_pool_indices[keep], : int(lens.max())], first, rows)
     columns = int((first + rows).max())
     return Batch(req_to_token[forward_batch.req_pool_indices, :columns], first, rows, tree)
-
-
-def draft_tree(spec_info: Any, lens: torch.Tensor, drafts: int) -> torch.Tensor | None:
-    """Ancestors of each draft, [bs, drafts, drafts] bool, or None if the drafts are chains.
-
-    sglang's workers hand over the drafts' own square on the CPU; a mask that has the cached positions too, request
-    after request [drafts, length + drafts], is taken as well.
-    """
-    mask = spec_info.custom_mask
-    if mask is None or mask.numel() == 0 or spec_info.tree_topk == 1:
-        return None
-    mask = mask.bool()
-    size, cached = len(lens) * drafts * drafts, int(lens.sum()) * drafts
-    if mask.numel() == size:
-        return mask.view(len(lens), drafts, drafts)
-    if mask.numel() < size + cached:
-        raise ValueError(f"a tree mask of {mask.numel()} values for {len(lens)} requests of {drafts} drafts; "
-                         f"expected {size}, or {size + cached} with the cached positions")
-    widths = lens + drafts
-    starts = (widths * drafts).cumsum(0) - widths * drafts
-    rows = starts[:, None] + torch.arange(drafts) * widths[:, None] + lens[:, None]
-    return mask.flatten()[rows[..., None] + torch.arange(drafts)]
 
 
 def _refuse(model_runner: ModelRunner, layers: list[RadixAttention]) -> None:

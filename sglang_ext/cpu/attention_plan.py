@@ -38,6 +38,28 @@ class Batch:
     tree: torch.Tensor | None = None
 
 
+def draft_tree(mask: torch.Tensor | None, lens: torch.Tensor, drafts: int) -> torch.Tensor | None:
+    """Ancestors of each draft, [bs, drafts, drafts] bool; None, which is a chain, without a mask.
+
+    Args:
+        mask: flat, as a speculative worker hands it over: request after request, the drafts' own square, or
+            [drafts, length + drafts] with the cached positions.
+        lens: [bs] int64, cached positions.
+    """
+    if mask is None or mask.numel() == 0:
+        return None
+    size = len(lens) * drafts * drafts
+    widths = lens + drafts
+    if mask.numel() == size:
+        return mask.view(len(lens), drafts, drafts).bool()
+    if mask.numel() < int(widths.sum()) * drafts:
+        raise ValueError(f"a tree mask of {mask.numel()} values for {len(lens)} requests of {drafts} drafts; expected "
+                         f"{size}, or {int(widths.sum()) * drafts} with the cached positions")
+    starts = (widths * drafts).cumsum(0) - widths * drafts
+    rows = starts[:, None] + torch.arange(drafts) * widths[:, None] + lens[:, None]
+    return mask.flatten()[rows[..., None] + torch.arange(drafts)].bool()
+
+
 @dataclass(frozen=True)
 class Kind:
     """What distinguishes the layers of a model.
