@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from sglang_ext.budget.contract import BudgetError, one_of, spellings
+from sglang_ext.budget.contract import BudgetError, shown, spellings
 from sglang_ext.budget.service import current
 
 from .budget_fields import given_in_sampling_params, without_budget
-from .registry import Hook
 
 
-def _generate_contract_error(original: Callable[..., Any], body: Any) -> str | None:
+def generate_contract_error(original: Callable[..., Any], body: Any) -> str | None:
     if not isinstance(body, Mapping):
         return original(body)
     try:
@@ -35,23 +34,15 @@ def _check(body: Mapping[str, Any]) -> None:
     top = [(name, value) for name, value in spellings(body) if name != "max_thinking_tokens"]
     if top:
         name, value = top[0]
-        raise BudgetError(f"{name}: {value!r} stands beside sampling_params; on /generate it belongs inside: "
+        raise BudgetError(f"{name}: {shown(value)} stands beside sampling_params; on /generate it belongs inside: "
                           '{"sampling_params": {"think_budget": ...}}')
     for params in _each_request(body.get("sampling_params")):
         given = given_in_sampling_params(params)
         if body.get("max_thinking_tokens") is not None:
             given.append(("max_thinking_tokens", body["max_thinking_tokens"]))
         most = params.get("max_new_tokens")
-        admission = current()
-        one_of(given, admission.limits)
-        admission.admit(given, most if isinstance(most, int) and not isinstance(most, bool) else None)
+        current().admit(given, most if isinstance(most, int) and not isinstance(most, bool) else None)
 
 
 def _each_request(params: Any) -> Iterator[Mapping[str, Any]]:
     yield from (p for p in (params if isinstance(params, list) else [params or {}]) if isinstance(p, Mapping))
-
-
-HOOKS = [
-    Hook("entrypoints.api_contract.generate_contract_error", _generate_contract_error,
-         "the schema of /generate is closed; checks budgets before a stream begins", "body"),
-]

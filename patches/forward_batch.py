@@ -13,11 +13,9 @@ from typing import Any
 
 import numpy as np
 import torch
-
-from sglang_ext.budget import service
 from sglang_ext.budget.kernels.layout import NOT_FORCING, WORDS, BudgetState, Tables, Word
 
-from .registry import Hook
+from sglang_ext.budget import service
 
 _EMPTY = [0] * WORDS
 _EMPTY[Word.CURSOR] = NOT_FORCING
@@ -60,7 +58,7 @@ class Staged:
         state.program[places] = ids
 
 
-def _init_new(original: Callable[..., Any], cls: type, batch: Any, model_runner: Any, *args: Any, **kwargs: Any) -> Any:
+def init_new(original: Callable[..., Any], cls: type, batch: Any, model_runner: Any, *args: Any, **kwargs: Any) -> Any:
     forward_batch = original(cls, batch, model_runner, *args, **kwargs)
     device = getattr(model_runner, "think_device", None)
     forward_batch.think_active = device is not None and any(getattr(r, "think", None) is not None for r in batch.reqs)
@@ -114,11 +112,3 @@ def _prefill_rows(batch: Any) -> int:
     if mode.is_mixed():
         return len(batch.reqs) - len(batch.mix_running_indices_cpu)
     return 0 if batch.decoding_reqs is not None else len(batch.reqs)
-
-
-HOOKS = [
-    Hook("model_executor.forward_batch_info.ForwardBatch.init_new", _init_new,
-         "the last place on the host that knows a step's requests; the sampling observer only sees logits",
-         "batch, model_runner, *, capture_hidden_mode, return_hidden_states_before_norm, extend_position_info, "
-         "spec_mrope_positions, kv_loc_plan, write_cols"),
-]

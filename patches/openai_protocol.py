@@ -10,32 +10,30 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sglang_ext.budget.contract import ALIASES, FIELD, NESTED, one_of, spellings
+from sglang_ext.budget.contract import ALIASES, FIELD, NESTED, spellings
 from sglang_ext.budget.service import current
 
 from .budget_fields import with_budget
-from .registry import Hook, HookError
+from .registry import HookError
 
 _NAMES = (FIELD, *ALIASES, *(outer for outer, _ in NESTED))
 
 
-def add_fields() -> None:
-    """Add the budget's fields to the request models, where a model lacks them.
+def add_fields(model: Any) -> None:
+    """Add the budget's fields to a request model (pydantic), where it lacks them.
 
     Raises:
         HookError: the HTTP server is imported already, so its routes would not see the fields.
     """
     from pydantic.fields import FieldInfo
-    from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
 
-    for model in (ChatCompletionRequest, CompletionRequest):
-        missing = [name for name in _NAMES if name not in model.model_fields]
-        if missing and "sglang.srt.entrypoints.http_server" in sys.modules:
-            raise HookError("sglang's HTTP server was imported before sglang-ext; its routes would drop think budgets")
-        for name in missing:
-            model.__annotations__[name] = Any
-            model.model_fields[name] = FieldInfo(annotation=Any, default=None)
-        model.model_rebuild(force=True)
+    missing = [name for name in _NAMES if name not in model.model_fields]
+    if missing and "sglang.srt.entrypoints.http_server" in sys.modules:
+        raise HookError("sglang's HTTP server was imported before sglang-ext; its routes would drop think budgets")
+    for name in missing:
+        model.__annotations__[name] = Any
+        model.model_fields[name] = FieldInfo(annotation=Any, default=None)
+    model.model_rebuild(force=True)
 
 
 def _given(request: Any) -> list[tuple[str, Any]]:
@@ -52,23 +50,13 @@ def _with_checked_budget(request: Any, params: dict[str, Any]) -> dict[str, Any]
     given = _given(request)
     if not given:
         return params
-    one_of(given, current().limits)
     budget = current().admit(given, params.get("max_new_tokens"))
     return with_budget(params, budget.to_dict() if budget is not None else None)
 
 
-def _to_sampling_params(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+def to_sampling_params(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
     return _with_checked_budget(self, original(self, *args, **kwargs))
 
 
-def _build_sampling_params(original: Callable[..., Any], self: Any, request: Any) -> dict[str, Any]:
+def build_sampling_params(original: Callable[..., Any], self: Any, request: Any) -> dict[str, Any]:
     return _with_checked_budget(request, original(self, request))
-
-
-HOOKS = [
-    Hook("entrypoints.openai.protocol.ChatCompletionRequest.to_sampling_params", _to_sampling_params,
-         "the request's fields become sampling parameters here; there is no extension point",
-         "self, stop, model_generation_config, tool_call_constraint, renderer_handles_response_format"),
-    Hook("entrypoints.openai.serving_completions.OpenAIServingCompletion._build_sampling_params",
-         _build_sampling_params, "the same for completions", "self, request"),
-]

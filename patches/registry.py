@@ -1,4 +1,4 @@
-"""The hooks as data, their registration, and the checks."""
+"""Registration of the hooks, and the checks that keep a server from running without them."""
 
 from __future__ import annotations
 
@@ -20,39 +20,31 @@ class HookError(RuntimeError):
 
 @dataclass(frozen=True)
 class Hook:
-    """One AROUND hook: what it wraps, why, and the signature it was written against.
+    """One row of the table of hooks.
 
     Attributes:
         target: dotted path below `sglang.srt`.
-        function: called as `function(original, *args, **kwargs)`.
-        reason: what it adds, and why no official extension point serves.
+        function: for kind `around`, called as `function(original, *args, **kwargs)`.
+        reason: what it adds, and why no official extension point serves, or which one this is.
         signature: parameters of the target, without annotations and defaults.
+        kind: `around` a function, or `fields` added to a request model.
     """
 
     target: str
     function: Callable[..., Any]
     reason: str
     signature: str
+    kind: str = "around"
 
     @property
     def path(self) -> str:
         return f"sglang.srt.{self.target}"
 
 
-def _hooks() -> list[Hook]:
-    from . import (
-        api_contract,
-        forward_batch,
-        launch,
-        openai_protocol,
-        sampling,
-        scheduler,
-        server_args,
-        tokenizer_manager,
-    )
+def _hooks() -> tuple[Hook, ...]:
+    from .table import HOOKS
 
-    modules = (server_args, launch, openai_protocol, api_contract, tokenizer_manager, scheduler, forward_batch, sampling)
-    return [hook for module in modules for hook in module.HOOKS]
+    return HOOKS
 
 
 def register_all() -> None:
@@ -66,14 +58,13 @@ def register_all() -> None:
         return
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    from . import openai_protocol
-
-    hooks = _hooks()
-    for hook in hooks:
+    for hook in _hooks():
         _check_signature(hook)
-    openai_protocol.add_fields()
-    for hook in hooks:
-        HookRegistry.register(hook.path, hook.function, HookType.AROUND)
+    for hook in _hooks():
+        if hook.kind == "fields":
+            hook.function(pkgutil.resolve_name(hook.path))
+        else:
+            HookRegistry.register(hook.path, hook.function, HookType.AROUND)
 
 
 def check_version() -> None:
@@ -88,7 +79,7 @@ def check_applied() -> None:
     """Raises HookError unless every hook is in place in this process."""
     from sglang.srt.plugins.hook_registry import HookRegistry
 
-    missing = [hook.path for hook in _hooks() if hook.path not in HookRegistry._patched]
+    missing = [hook.path for hook in _hooks() if hook.kind == "around" and hook.path not in HookRegistry._patched]
     if missing:
         raise HookError(f"hooks did not apply on sglang {SGLANG_VERSION}, so think budgets would not be enforced: "
                         f"{', '.join(missing)}")
@@ -112,7 +103,7 @@ def _check_signature(hook: Hook) -> None:
         target = pkgutil.resolve_name(hook.path)
     except (ImportError, AttributeError) as error:
         raise HookError(f"sglang {SGLANG_VERSION} has no {hook.path}: {error}") from None
-    found = ", ".join(_parameters(target))
+    found = ", ".join(_parameters(target)) if hook.kind == "around" else hook.signature
     if found != hook.signature:
         raise HookError(f"{hook.path} of sglang {SGLANG_VERSION} takes ({found}), expected ({hook.signature})")
 

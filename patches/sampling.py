@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-
-from sglang_ext.budget import service
 from sglang_ext.budget.kernels import advance, mask_logits
 
+from sglang_ext.budget import service
+
 from .forward_batch import ThinkDevice
-from .registry import Hook, HookError
+from .registry import HookError
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class _DeviceWords:
         return _HostWords(copy_tensor(self.words))
 
 
-def _init_post_memory_pool_components(original: Callable[..., Any], self: Any) -> None:
+def init_post_memory_pool_components(original: Callable[..., Any], self: Any) -> None:
     original(self)
     self.think_device = None
     if self.is_draft_worker or service.current().automaton is None:
@@ -63,7 +63,7 @@ def _init_post_memory_pool_components(original: Callable[..., Any], self: Any) -
     self.think_device = ThinkDevice(self.req_to_token_pool.req_to_token.shape[0], self.device)
 
 
-def _sample(original: Callable[..., Any], self: Any, logits_output: Any, forward_batch: Any) -> torch.Tensor:
+def sample(original: Callable[..., Any], self: Any, logits_output: Any, forward_batch: Any) -> torch.Tensor:
     device: ThinkDevice | None = getattr(self, "think_device", None)
     staged = getattr(forward_batch, "think_staged", None)
     if device is not None and staged is not None:
@@ -84,7 +84,8 @@ def _sample(original: Callable[..., Any], self: Any, logits_output: Any, forward
     return tokens
 
 
-def _preprocess_logits(original: Callable[..., Any], self: Any, logits: torch.Tensor, sampling_info: Any) -> torch.Tensor:
+def preprocess_logits(original: Callable[..., Any], self: Any, logits: torch.Tensor,
+                      sampling_info: Any) -> torch.Tensor:
     logits = original(self, logits, sampling_info)
     step: _Step | None = getattr(self, "think_step", None)
     if step is not None:
@@ -92,25 +93,9 @@ def _preprocess_logits(original: Callable[..., Any], self: Any, logits: torch.Te
     return logits
 
 
-def _forward(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+def forward(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
     tokens = original(self, *args, **kwargs)
     step: _Step | None = getattr(self, "think_step", None)
     if step is not None:
         advance(tokens, step.rows, step.device.state, step.device.tables)
     return tokens
-
-
-HOOKS = [
-    Hook("model_executor.model_runner.ModelRunner._init_post_memory_pool_components", _init_post_memory_pool_components,
-         "the slots are known from here on", "self"),
-    Hook("model_executor.model_runner.ModelRunner.sample", _sample,
-         "the step as a whole: the sampling observer is one slot, off under speculation, and comes before the grammar",
-         "self, logits_output, forward_batch"),
-    Hook("layers.sampler.Sampler._preprocess_logits", _preprocess_logits,
-         "the last place before the draw; masking earlier would let a grammar leave a forced row without any id",
-         "self, logits, sampling_info"),
-    Hook("layers.sampler.Sampler.forward", _forward,
-         "the token that stands in the output must be known before anything else reads the sampled one",
-         "self, logits_output, sampling_info, return_logprob, top_logprobs_nums, token_ids_logprobs, positions, *, "
-         "logprob_logits"),
-]

@@ -12,7 +12,7 @@ from sglang_ext.budget.contract import BudgetError, ThinkBudget, spellings
 
 from .launch import READY_KEY
 from .reasoning_parser import build_admission
-from .registry import Hook, check_applied
+from .registry import check_applied
 from .tokenizer_manager import RESULT_KEY
 
 
@@ -42,17 +42,17 @@ class Thinking:
         return self._row.result() if self._row is not None else {}
 
 
-def _init_tokenizer(original: Callable[..., Any], self: Any) -> None:
+def init_tokenizer(original: Callable[..., Any], self: Any) -> None:
     original(self)
     service.install(build_admission(self.tokenizer, self.model_config))
 
 
-def _get_init_info(original: Callable[..., Any], self: Any) -> dict[str, Any]:
+def get_init_info(original: Callable[..., Any], self: Any) -> dict[str, Any]:
     check_applied()
     return {**original(self), READY_KEY: True}
 
 
-def _create_generation_req(original: Callable[..., Any], self: Any, recv_req: Any, *args: Any, **kwargs: Any) -> Any:
+def create_generation_req(original: Callable[..., Any], self: Any, recv_req: Any, *args: Any, **kwargs: Any) -> Any:
     req = original(self, recv_req, *args, **kwargs)
     req.think, req.think_error = None, None
     custom = recv_req.sampling_params.custom_params
@@ -66,11 +66,11 @@ def _create_generation_req(original: Callable[..., Any], self: Any, recv_req: An
     return req
 
 
-def _validate_dllm_request(original: Callable[..., Any], self: Any, req: Any) -> str | None:
+def validate_dllm_request(original: Callable[..., Any], self: Any, req: Any) -> str | None:
     return getattr(req, "think_error", None) or original(self, req)
 
 
-def _get_output_streamer_class(original: Callable[..., Any], self: Any) -> type:
+def get_output_streamer_class(original: Callable[..., Any], self: Any) -> type:
     return _with_results(original(self))
 
 
@@ -90,18 +90,3 @@ def _with_results(base: type) -> type:
             return key == RESULT_KEY or super().is_request_level_customized_info_key(key)
 
     return ThinkOutputStreamer
-
-
-HOOKS = [
-    Hook("managers.scheduler.Scheduler.init_tokenizer", _init_tokenizer,
-         "the tokenizer is known from here on, and the model is not loaded yet", "self"),
-    Hook("managers.scheduler.Scheduler.get_init_info", _get_init_info,
-         "tells the launching process that the hooks are in place", "self"),
-    Hook("managers.scheduler.Scheduler._create_generation_req", _create_generation_req,
-         "sglang's extension point for request-local state", "self, recv_req, *args, **kwargs"),
-    Hook("dllm.mixin.scheduler.SchedulerDllmMixin.validate_dllm_request", _validate_dllm_request,
-         "the one check that every request passes in the scheduler, with a 400 as its answer: requests that come past "
-         "the tokenizer manager (gRPC, Rust) are refused here", "self, req"),
-    Hook("managers.scheduler.Scheduler.get_output_streamer_class", _get_output_streamer_class,
-         "sglang's extension point for fields of a response", "self"),
-]

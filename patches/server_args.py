@@ -13,10 +13,8 @@ from typing import Any
 from sglang_ext.cli import peel
 from sglang_ext.config import SettingsError
 
-from .registry import Hook
 
-
-def _prepare_server_args(original: Callable[..., Any], argv: list[str]) -> Any:
+def prepare_server_args(original: Callable[..., Any], argv: list[str]) -> Any:
     try:
         settings, rest = peel(argv)
     except SettingsError as error:
@@ -24,8 +22,3 @@ def _prepare_server_args(original: Callable[..., Any], argv: list[str]) -> Any:
         raise SystemExit(2) from None
     settings.to_environment()
     return original(rest)
-
-
-HOOKS = [
-    Hook("server_args.prepare_server_args", _prepare_server_args, "takes our flags off the command line", "argv"),
-]

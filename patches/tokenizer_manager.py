@@ -12,18 +12,29 @@ from sglang_ext.budget import service
 from sglang_ext.budget.contract import BudgetError
 
 from .budget_fields import given_in_sampling_params, with_budget
-from .registry import Hook
 from .reasoning_parser import build_admission
 
 RESULT_KEY = "think"
 
 
-def _init_tokenizer_and_processor(original: Callable[..., Any], self: Any) -> None:
+def init_tokenizer_and_processor(original: Callable[..., Any], self: Any) -> None:
     original(self)
     service.install(build_admission(self.tokenizer, self.model_config))
 
 
-def _create_tokenized_object(original: Callable[..., Any], self: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:
+def generate_request(original: Callable[..., Any], self: Any, obj: Any, request: Any = None) -> Any:
+    from sglang.srt.runtime_context import get_serving
+
+    budget = getattr(obj, "max_thinking_tokens", None)
+    if budget is not None and not get_serving().enable_strict_thinking:
+        obj.max_thinking_tokens = None
+        params, many = obj.sampling_params, isinstance(obj.sampling_params, list)
+        each = [{**(p or {}), "max_thinking_tokens": budget} for p in (params if many else [params])]
+        obj.sampling_params = each if many else each[0]
+    return original(self, obj, request)
+
+
+def create_tokenized_object(original: Callable[..., Any], self: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:
     params = getattr(obj, "sampling_params", None)
     if hasattr(obj, "max_thinking_tokens") and isinstance(params, dict):
         merged = {**(self.preferred_sampling_params or {}), **params}
@@ -38,23 +49,10 @@ def _create_tokenized_object(original: Callable[..., Any], self: Any, obj: Any, 
     return original(self, obj, *args, **kwargs)
 
 
-def _update_request_meta_info(original: Callable[..., Any], self: Any, meta_info: dict[str, Any], state: Any,
+def update_request_meta_info(original: Callable[..., Any], self: Any, meta_info: dict[str, Any], state: Any,
                               customized_info: dict[str, Any], index: int, finish_reason: Any) -> None:
     values = customized_info.get(RESULT_KEY)
     if values and values[index]:
         meta_info[RESULT_KEY] = values[index][-1]
     rest = {key: value for key, value in customized_info.items() if key != RESULT_KEY}
     original(self, meta_info, state, rest, index, finish_reason)
-
-
-HOOKS = [
-    Hook("managers.tokenizer_manager.TokenizerManager.init_tokenizer_and_processor", _init_tokenizer_and_processor,
-         "the tokenizer is known from here on; there is no later event", "self"),
-    Hook("managers.tokenizer_manager.TokenizerManager._create_tokenized_object", _create_tokenized_object,
-         "checks the budget and makes it a custom parameter; `preferred_sampling_params` is merged shallowly, and the "
-         "OpenAI endpoints always send `custom_params`, so a default set there is lost",
-         "self, obj, input_text, input_ids, input_embeds, mm_inputs, token_type_ids"),
-    Hook("managers.tokenizer_manager.TokenizerManager.update_request_meta_info", _update_request_meta_info,
-         "sglang's extension point for request metadata, which otherwise makes lists of what comes per step",
-         "self, meta_info, state, customized_info, index, finish_reason"),
-]

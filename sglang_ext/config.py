@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from .budget.contract import CEILING, UNLIMITED, BudgetError, Limits, ThinkBudget, parse
+from .budget.contract import CEILING, UNLIMITED, BudgetError, Limits, parse
 
 PREFIX = "SGLANG_EXT_"
 

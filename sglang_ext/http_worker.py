@@ -9,6 +9,7 @@ from sglang.srt.plugins import load_plugins
 load_plugins()
 
 from sglang.srt.entrypoints.http_server import app  # noqa: E402
+
 from sglang_ext.patches import check_applied  # noqa: E402
 
 check_applied()

@@ -29,6 +29,10 @@ class _UsageError(Exception):
     """A command line that cannot be served."""
 
 
+class _Stopped(BaseException):
+    """SIGTERM came before the server had a handler of its own. Not an Exception: nothing on the way may catch it."""
+
+
 class _Parser(argparse.ArgumentParser):
     """A parser whose errors are one line; sglang's usage alone is several screens."""
 
@@ -149,8 +153,12 @@ def _serve(settings: Settings, argv: list[str]) -> int:
         run_server(server_args)
     except HookError as error:
         raise SettingsError(str(error)) from None
-    except KeyboardInterrupt:
-        return 130
+    except (KeyboardInterrupt, _Stopped):
+        kill_process_tree(os.getpid(), include_parent=False)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # No orderly end of the interpreter: a half-started server's sockets wait for peers that are gone.
+        os._exit(128 + signal.SIGTERM)
     finally:
         kill_process_tree(os.getpid(), include_parent=False)
     return 0
@@ -158,7 +166,7 @@ def _serve(settings: Settings, argv: list[str]) -> int:
 
 def _stop(signum: int, frame: Any) -> NoReturn:
     """End as after Ctrl-C, until the server installs its own handler, which drains requests first."""
-    raise SystemExit(128 + signum)
+    raise _Stopped
 
 
 def _resolved(server_args: Any) -> Any:

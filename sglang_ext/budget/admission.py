@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from .automaton import Automaton
-from .contract import UNLIMITED, BudgetError, Limits, ThinkBudget, one_of
+from .contract import UNLIMITED, BudgetError, Limits, ThinkBudget, one_of, shown
 from .kernels.layout import (
     AUTO_MASK,
     INSIDE,
@@ -114,7 +114,8 @@ class Admission:
         if not budget.limited and not self.automaton:
             return None
         if self.automaton is None:
-            raise BudgetError(f"{name}: {given[0][1]!r} cannot be enforced: {self._reason}; accepted: -1 (no limit)")
+            raise BudgetError(f"{name}: {shown(given[0][1])} cannot be enforced: {self._reason}; "
+                              "accepted: -1 (no limit)")
         self.message_ids(budget, name)
         if budget.answer_tokens and max_new_tokens is not None:
             self._check_reserve(budget, max_new_tokens, name)

@@ -213,9 +213,9 @@ class Vocabulary:
         for stop in range(1, len(data) + 1):
             for start in range(max(0, stop - longest), stop):
                 head, piece = best[start], self.by_bytes.get(data[start:stop])
-                if head is not None and piece is not None:
-                    if best[stop] is None or len(head) + 1 < len(best[stop]):  # type: ignore[arg-type]
-                        best[stop] = [*head, piece]
+                shortest = best[stop]
+                if head is not None and piece is not None and (shortest is None or len(head) + 1 < len(shortest)):
+                    best[stop] = [*head, piece]
         whole = best[len(data)]
         if whole is None:
             raise ValueError(f"the vocabulary cannot write {data!r}")

@@ -6,6 +6,7 @@ is checked, and two that differ are an error: nothing is dropped in silence.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
@@ -118,7 +119,7 @@ def _parse_object(value: Mapping[Any, Any], base: ThinkBudget, limits: Limits, f
 def _tokens(value: Any, field: str, lowest: int, highest: int, extra: str = "") -> int:
     accepted = f"accepted: an integer from {lowest}{' (no limit)' if lowest == UNLIMITED else ''} to {highest}{extra}"
     if isinstance(value, bool) or not isinstance(value, int):
-        raise BudgetError(f"{field}: {_shown(value)} is of type {_type_name(value)}; {accepted}")
+        raise BudgetError(f"{field}: {shown(value)} is of type {_type_name(value)}; {accepted}")
     if not lowest <= value <= highest:
         raise BudgetError(f"{field}: {value} is out of range; {accepted}")
     return value
@@ -126,7 +127,7 @@ def _tokens(value: Any, field: str, lowest: int, highest: int, extra: str = "") 
 
 def _message(value: Any, field: str) -> str:
     if not isinstance(value, str):
-        raise BudgetError(f"{field}: {_shown(value)} is of type {_type_name(value)}; accepted: a string")
+        raise BudgetError(f"{field}: {shown(value)} is of type {_type_name(value)}; accepted: a string")
     try:
         size = len(value.encode())
     except UnicodeEncodeError:
@@ -136,8 +137,9 @@ def _message(value: Any, field: str) -> str:
     return value
 
 
-def _shown(value: Any) -> str:
-    text = repr(value)
+def shown(value: Any) -> str:
+    """A value as the client wrote it, in JSON, cut if it is long."""
+    text = json.dumps(value, default=repr, ensure_ascii=False)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
@@ -173,6 +175,6 @@ def one_of(given: list[tuple[str, Any]], limits: Limits) -> ThinkBudget | None:
     for name, value, budget in parsed[1:]:
         if budget != parsed[0][2]:
             first, first_value, _ = parsed[0]
-            raise BudgetError(f"{first} and {name} differ: {_shown(first_value)} and {_shown(value)}; "
+            raise BudgetError(f"{first} and {name} differ: {shown(first_value)} and {shown(value)}; "
                               "accepted: one of them, or equal values")
     return parsed[0][2] if parsed else None

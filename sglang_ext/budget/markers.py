@@ -11,7 +11,7 @@ from ..vocab import added_tokens, token_bytes
 from .automaton import ImplicitEnd, Markers, Vocabulary
 
 _THINKING_WORD = re.compile(r"think|thought|reason", re.IGNORECASE)
-_CONTROL_SHAPE = re.compile(r"<[|｜].*[|｜]>", re.DOTALL)
+_CONTROL_SHAPE = re.compile("<[|\uff5c].*[|\uff5c]>", re.DOTALL)  # DeepSeek writes a full-width bar
 _OPPOSITES = (("START", "END"), ("start", "end"), ("BEGIN", "END"), ("begin", "end"), ("BOS", "EOS"))
 
 
@@ -65,7 +65,8 @@ def _pair_in_added_tokens(tokenizer: Any) -> tuple[str, str] | None:
 def _closings(opening: str) -> list[str]:
     """Texts that would close `opening`: a slash after its bracket, or an opposite word."""
     swapped = [opening.replace(a, b) for a, b in _OPPOSITES if a in opening]
-    return [f"{opening[:i]}/{opening[i:]}" for i in (1, 2) if not opening[:i].isalnum() and "/" not in opening] + swapped
+    slashed = [f"{opening[:1]}/{opening[1:]}"] if "/" not in opening and not opening[:1].isalnum() else []
+    return slashed + swapped
 
 
 def _line_break(template: Any, end: str) -> str:
@@ -89,9 +90,9 @@ def vocabulary_of(tokenizer: Any, markers: Markers, eos_ids: Sequence[int]) -> V
     start_ids = _exact(tokenizer, pieces, markers.start)
     end_ids = _exact(tokenizer, pieces, markers.end)
     marker_ids = {*(start_ids or ()), *(end_ids or ())}
-    control = {i for i, t in added.items() if (t.special or _CONTROL_SHAPE.fullmatch(t.content)) and i not in marker_ids}
+    control = {i for i, token in added.items() if token.special or _CONTROL_SHAPE.fullmatch(token.content)}
     start_id = start_ids[0] if start_ids is not None and len(start_ids) == 1 else None
-    draft = Vocabulary(pieces, start_id, (), (), tuple(sorted(set(eos_ids))), frozenset(control))
+    draft = Vocabulary(pieces, start_id, (), (), tuple(sorted(set(eos_ids))), frozenset(control - marker_ids))
     break_ids = _exact(tokenizer, pieces, markers.line_break)
     return Vocabulary(
         pieces,

@@ -1,0 +1,39 @@
+# make serve: environment, install, a running server with a think budget and the demo model.
+# make test:  environment, install, lint, types, all tests.
+
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+BUDGET ?= 128
+ARGS ?=
+PURE := sglang_ext/config.py sglang_ext/cli.py sglang_ext/vocab.py sglang_ext/budget
+
+.PHONY: serve test lint types clean
+
+serve: $(VENV)/.serve
+	exec $(BIN)/python launch.py --think-budget $(BUDGET) $(ARGS)
+
+test: lint types
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+
+types: $(VENV)/.test
+	$(BIN)/mypy $(PURE)
+
+$(BIN)/python:
+	@command -v $(PYTHON) >/dev/null || { echo "make: $(PYTHON) not found; name another with PYTHON=..." >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.serve: pyproject.toml | $(BIN)/python
+	@echo "Installing sglang and sglang-ext into $(VENV): about 11 GB, some minutes."
+	$(BIN)/python -m pip install --disable-pip-version-check -q -e '.[demo]'
+	touch $@
+
+$(VENV)/.test: pyproject.toml | $(VENV)/.serve
+	$(BIN)/python -m pip install --disable-pip-version-check -q -e '.[demo,test]'
+	touch $@
+
+clean:
+	rm -rf $(VENV)

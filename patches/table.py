@@ -1,0 +1,149 @@
+"""The table of hooks on sglang 0.5.23: what is wrapped, by what, why, and the signature it was written against.
+
+Targets are below `sglang.srt`. At start every signature is checked in every process that needs the hooks, and a server
+whose table does not fit or was not applied does not start.
+"""
+
+from . import (
+    api_contract,
+    forward_batch,
+    launch,
+    openai_protocol,
+    sampling,
+    scheduler,
+    server_args,
+    tokenizer_manager,
+)
+from .registry import Hook
+
+HOOKS = (
+    Hook(
+        "server_args.prepare_server_args", server_args.prepare_server_args,
+        "takes our flags off the command line: sglang's are compiled when it is imported",
+        "argv",
+    ),
+    Hook(
+        "entrypoints.engine.Engine._launch_subprocesses", launch.launch_subprocesses,
+        "checks settings and hooks before anything is started; nothing official runs there",
+        "server_args, init_tokenizer_manager_func, run_scheduler_process_func, run_detokenizer_process_func, "
+        "port_args, placement_group",
+    ),
+    Hook(
+        "entrypoints.engine._wait_for_scheduler_ready", launch.wait_for_scheduler_ready,
+        "refuses a scheduler that runs without the hooks",
+        "scheduler_pipe_readers, scheduler_procs",
+    ),
+    Hook(
+        "managers.data_parallel_controller.DataParallelController._record_scheduler_init_infos",
+        launch.record_scheduler_init_infos,
+        "the same for the schedulers of a data parallel controller",
+        "self, infos",
+    ),
+    Hook(
+        "managers.data_parallel_controller.DataParallelController.get_init_info", launch.controller_init_info,
+        "the controller, having checked its schedulers, answers for them",
+        "self",
+    ),
+    Hook(
+        "entrypoints.openai.protocol.ChatCompletionRequest", openai_protocol.add_fields,
+        "a request model drops unknown fields in silence", "", kind="fields",
+    ),
+    Hook(
+        "entrypoints.openai.protocol.CompletionRequest", openai_protocol.add_fields,
+        "a request model drops unknown fields in silence", "", kind="fields",
+    ),
+    Hook(
+        "entrypoints.openai.protocol.ChatCompletionRequest.to_sampling_params", openai_protocol.to_sampling_params,
+        "the request's fields become sampling parameters here; there is no extension point",
+        "self, stop, model_generation_config, tool_call_constraint, renderer_handles_response_format",
+    ),
+    Hook(
+        "entrypoints.openai.serving_completions.OpenAIServingCompletion._build_sampling_params",
+        openai_protocol.build_sampling_params,
+        "the same for completions",
+        "self, request",
+    ),
+    Hook(
+        "entrypoints.api_contract.generate_contract_error", api_contract.generate_contract_error,
+        "the schema of /generate is closed; budgets are checked before a stream begins",
+        "body",
+    ),
+    Hook(
+        "managers.tokenizer_manager.TokenizerManager.init_tokenizer_and_processor",
+        tokenizer_manager.init_tokenizer_and_processor,
+        "the tokenizer is known from here on; there is no later event",
+        "self",
+    ),
+    Hook(
+        "managers.tokenizer_manager.TokenizerManager.generate_request", tokenizer_manager.generate_request,
+        "sglang refuses its own `max_thinking_tokens` unless a grammar backend enforces it; here the budget does",
+        "self, obj, request",
+    ),
+    Hook(
+        "managers.tokenizer_manager.TokenizerManager._create_tokenized_object",
+        tokenizer_manager.create_tokenized_object,
+        "every request in Python passes here; `preferred_sampling_params` is merged shallowly, and the OpenAI "
+        "endpoints always send `custom_params`, so a default set there would be lost",
+        "self, obj, input_text, input_ids, input_embeds, mm_inputs, token_type_ids",
+    ),
+    Hook(
+        "managers.tokenizer_manager.TokenizerManager.update_request_meta_info",
+        tokenizer_manager.update_request_meta_info,
+        "sglang's extension point for request metadata, which otherwise makes lists of what comes per step",
+        "self, meta_info, state, customized_info, index, finish_reason",
+    ),
+    Hook(
+        "managers.scheduler.Scheduler.init_tokenizer", scheduler.init_tokenizer,
+        "the tokenizer is known from here on, and the model is not loaded yet",
+        "self",
+    ),
+    Hook(
+        "managers.scheduler.Scheduler.get_init_info", scheduler.get_init_info,
+        "tells the launching process that the hooks are in place",
+        "self",
+    ),
+    Hook(
+        "managers.scheduler.Scheduler._create_generation_req", scheduler.create_generation_req,
+        "sglang's extension point for request-local state",
+        "self, recv_req, *args, **kwargs",
+    ),
+    Hook(
+        "dllm.mixin.scheduler.SchedulerDllmMixin.validate_dllm_request", scheduler.validate_dllm_request,
+        "the one check that every request passes in the scheduler, with a 400 as its answer: requests that come past "
+        "the tokenizer manager (gRPC, Rust) are refused here",
+        "self, req",
+    ),
+    Hook(
+        "managers.scheduler.Scheduler.get_output_streamer_class", scheduler.get_output_streamer_class,
+        "sglang's extension point for fields of a response",
+        "self",
+    ),
+    Hook(
+        "model_executor.forward_batch_info.ForwardBatch.init_new", forward_batch.init_new,
+        "the last place on the host that knows a step's requests; the sampling observer only sees logits",
+        "batch, model_runner, *, capture_hidden_mode, return_hidden_states_before_norm, extend_position_info, "
+        "spec_mrope_positions, kv_loc_plan, write_cols",
+    ),
+    Hook(
+        "model_executor.model_runner.ModelRunner._init_post_memory_pool_components",
+        sampling.init_post_memory_pool_components,
+        "the slots are known from here on",
+        "self",
+    ),
+    Hook(
+        "model_executor.model_runner.ModelRunner.sample", sampling.sample,
+        "the step as a whole: the sampling observer is one slot, off under speculation, and comes before the grammar",
+        "self, logits_output, forward_batch",
+    ),
+    Hook(
+        "layers.sampler.Sampler._preprocess_logits", sampling.preprocess_logits,
+        "the last place before the draw; masking earlier would let a grammar leave a forced row without any id",
+        "self, logits, sampling_info",
+    ),
+    Hook(
+        "layers.sampler.Sampler.forward", sampling.forward,
+        "the token that stands in the output must be known before anything else reads the sampled one",
+        "self, logits_output, sampling_info, return_logprob, top_logprobs_nums, token_ids_logprobs, positions, *, "
+        "logprob_logits",
+    ),
+)

@@ -1,0 +1,120 @@
+"""A tiny Llama checkpoint whose next token is a function of the last one: every response is known beforehand.
+
+Embeddings are unit vectors, attention and MLP write nothing, and the output matrix is the table of successors.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+HIDDEN = 512
+EOS = "<|end|>"
+TURN = "<|turn|>"
+MERGES = ["< /", "t h", "th i", "thi n", "thin k", "> Ċ", "Ċ Ċ", "a n", "an s", "ans w", "answ e", "answe r",
+          "< t", "</ t", "l o", "lo o", "loo p"]
+
+
+def byte_level(text: str) -> str:
+    """A text as byte-level BPE writes it."""
+    return text.replace("\n", "Ċ").replace(" ", "Ġ")
+
+
+@dataclass(frozen=True)
+class Scripts:
+    """Sequences of pieces; the model follows a script from any of its pieces on.
+
+    Attributes:
+        sequences: each piece is followed by the next; a piece that occurs twice keeps its first successor.
+        special: pieces that are special tokens.
+    """
+
+    sequences: Sequence[Sequence[str]]
+    special: Sequence[str] = ()
+
+
+def build_scripted_model(folder: Path, scripts: Scripts, template: str | None = None) -> Path:
+    """Write checkpoint and tokenizer into `folder`."""
+    tokenizer = _tokenizer(scripts)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    vocabulary = tokenizer.get_vocab()
+    _write_weights(folder, vocabulary, scripts)
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "float32",
+        "vocab_size": HIDDEN, "hidden_size": HIDDEN, "intermediate_size": 64, "num_hidden_layers": 1,
+        "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 2048,
+        "rope_theta": 10000.0, "rms_norm_eps": 1e-6, "hidden_act": "silu", "tie_word_embeddings": False,
+        "eos_token_id": vocabulary[EOS], "bos_token_id": None,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": EOS, "model_max_length": 2048}
+    if template is not None:
+        settings["chat_template"] = template
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+def _tokenizer(scripts: Scripts) -> Tokenizer:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {c: i for i, c in enumerate(alphabet)}
+    for merge in MERGES:
+        vocabulary.setdefault(merge.replace(" ", ""), len(vocabulary))
+    for piece in (p for sequence in scripts.sequences for p in sequence):
+        if piece not in (EOS, TURN, *scripts.special):
+            vocabulary.setdefault(byte_level(piece), len(vocabulary))
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[tuple(m.split(" ")) for m in MERGES]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(t, normalized=False) for t in (EOS, TURN, *scripts.special)])
+    return tokenizer
+
+
+def _write_weights(folder: Path, vocabulary: Mapping[str, int], scripts: Scripts) -> None:
+    successor = {i: vocabulary[EOS] for i in range(HIDDEN)}
+    known: set[int] = set()
+    for sequence in scripts.sequences:
+        ids = [vocabulary[p] if p in vocabulary else vocabulary[byte_level(p)] for p in sequence]
+        for a, b in zip(ids, ids[1:], strict=False):
+            if a not in known:
+                successor[a] = b
+                known.add(a)
+    head = torch.zeros(HIDDEN, HIDDEN)
+    for a, b in successor.items():
+        head[b, a] = 1.0
+    zeros = {
+        "self_attn.q_proj": (512, HIDDEN), "self_attn.k_proj": (128, HIDDEN), "self_attn.v_proj": (128, HIDDEN),
+        "self_attn.o_proj": (HIDDEN, 512), "mlp.gate_proj": (64, HIDDEN), "mlp.up_proj": (64, HIDDEN),
+        "mlp.down_proj": (HIDDEN, 64),
+    }
+    weights = {f"model.layers.0.{name}.weight": torch.zeros(shape) for name, shape in zeros.items()}
+    for name in ("model.norm", "model.layers.0.input_layernorm", "model.layers.0.post_attention_layernorm"):
+        weights[f"{name}.weight"] = torch.ones(HIDDEN)
+    weights["model.embed_tokens.weight"] = torch.eye(HIDDEN)
+    weights["lm_head.weight"] = head
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+SCRIPTS = Scripts(
+    [
+        # thinks for ever
+        ["loop", "lo", "loo", "loop"],
+        # thinks three tokens, ends in three pieces, answers
+        ["P1", "one", "two", "three", "</", "think", ">", "\n\n", "answer", EOS],
+        # the end marker's last piece is merged with a line feed
+        ["P2", "uno", "due", "tre", "</t", "hink", ">\n", "risposta", EOS],
+        # opens a block by itself at the start of a line
+        ["P3", "intro", "\n", "<t", "hin", "k>", "idea", "loop"],
+        # mentions the start marker in the middle of a line: text, not a block
+        ["P4", "the tag ", "<th", "ink", ">x", "is text", EOS],
+        # wants to stop while thinking
+        ["P5", "half", "thought", EOS],
+        # after an end, writes the end marker again
+        ["Q", ">q"],
+    ]
+)

@@ -1,0 +1,100 @@
+"""The OpenAI endpoints, through the official client."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import openai
+import pytest
+import servers
+
+QUESTION = [{"role": "user", "content": "Tell me a story about a fox."}]
+
+
+@pytest.fixture(scope="module")
+def client(demo_server: servers.Server) -> openai.OpenAI:
+    return openai.OpenAI(base_url=demo_server.url + "/v1", api_key="none", max_retries=0)
+
+
+def chat(client: openai.OpenAI, budget: Any, **extra: Any) -> Any:
+    body = {"return_meta_info": True, **extra.pop("extra_body", {})}
+    if budget is not None:
+        body["think_budget"] = budget
+    return client.chat.completions.create(model="smollm2-135m-instruct", messages=QUESTION, temperature=0,
+                                          max_tokens=40, extra_body=body, **extra)
+
+
+def test_chat_splits_reasoning_from_content(client: openai.OpenAI, demo_tokenizer: Any) -> None:
+    message = chat(client, 9).choices[0].message
+    assert len(demo_tokenizer.encode(message.reasoning_content)) == 9
+    assert message.content.strip()
+    assert "think>" not in message.content + message.reasoning_content
+
+
+def test_chat_reports_the_thinking(client: openai.OpenAI) -> None:
+    choice = chat(client, 9).choices[0]
+    assert choice.model_extra["meta_info"]["think"] == {"budget": 9, "tokens": 9, "forced_tokens": 4,
+                                                        "outcome": "forced"}
+
+
+def test_chat_stream_gives_the_same_split(client: openai.OpenAI) -> None:
+    whole = chat(client, 9).choices[0].message
+    stream = client.chat.completions.create(model="m", messages=QUESTION, temperature=0, max_tokens=40, stream=True,
+                                            extra_body={"think_budget": 9})
+    deltas = [chunk.choices[0].delta for chunk in stream if chunk.choices]
+    assert "".join(getattr(d, "reasoning_content", None) or "" for d in deltas) == whole.reasoning_content
+    assert "".join(d.content or "" for d in deltas) == whole.content
+
+
+def test_thinking_switched_off_has_nothing_to_limit(client: openai.OpenAI) -> None:
+    off = {"chat_template_kwargs": {"enable_thinking": False}}
+    limited, plain = chat(client, 3, extra_body=off), chat(client, None, extra_body=off)
+    assert limited.choices[0].message.content == plain.choices[0].message.content
+    assert not limited.choices[0].message.reasoning_content
+    assert limited.choices[0].model_extra["meta_info"]["think"]["outcome"] == "none"
+
+
+@pytest.mark.parametrize("spelling", [
+    {"think_budget": {"max_tokens": 6}},
+    {"thinking_budget": 6},
+    {"thinking_token_budget": 6},
+    {"max_thinking_tokens": 6},
+    {"reasoning": {"max_tokens": 6}},
+    {"thinking": {"type": "enabled", "budget_tokens": 6}},
+    {"chat_template_kwargs": {"thinking_budget": 6}},
+    {"custom_params": {"think_budget": 6}},
+], ids=str)
+def test_other_servers_spellings(client: openai.OpenAI, spelling: dict[str, Any]) -> None:
+    think = chat(client, None, extra_body=spelling).choices[0].model_extra["meta_info"]["think"]
+    assert (think["tokens"], think["outcome"]) == (6, "forced")
+
+
+def test_completions(client: openai.OpenAI, demo_tokenizer: Any) -> None:
+    prompt = demo_tokenizer.apply_chat_template(QUESTION, tokenize=False, add_generation_prompt=True)
+    limited, free = (client.completions.create(model="m", prompt=prompt, temperature=0, max_tokens=30,
+                                               extra_body=extra).choices[0].text for extra in ({"think_budget": 7}, {}))
+    thought = limited.split("</think>\n\n")[0]
+    assert free.startswith(thought)
+    assert len(demo_tokenizer.encode(thought)) == 7
+    assert limited.count("</think>") == 1
+
+
+def test_completions_stream_and_batch(client: openai.OpenAI, demo_tokenizer: Any) -> None:
+    prompt = demo_tokenizer.apply_chat_template(QUESTION, tokenize=False, add_generation_prompt=True)
+    both = client.completions.create(model="m", prompt=[prompt, prompt + "Once"], temperature=0, max_tokens=30, n=1,
+                                     extra_body={"think_budget": 2})
+    assert [c.text.count("</think>") for c in both.choices] == [1, 1]
+    stream = client.completions.create(model="m", prompt=prompt, temperature=0, max_tokens=30, stream=True,
+                                       extra_body={"think_budget": 2})
+    assert "".join(chunk.choices[0].text for chunk in stream if chunk.choices) == both.choices[0].text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_bad_budget_is_a_400_with_its_name(client: openai.OpenAI, stream: bool) -> None:
+    for budget in (-2, 1.5, "64", True, {"max_tokens": None}, 2**40, {"tokens": 3}, [1]):
+        with pytest.raises(openai.BadRequestError, match="think_budget"):
+            client.chat.completions.create(model="m", messages=QUESTION, max_tokens=4, stream=stream,
+                                           extra_body={"think_budget": budget})
+        with pytest.raises(openai.BadRequestError, match="think_budget"):
+            client.completions.create(model="m", prompt="x", max_tokens=4, stream=stream,
+                                      extra_body={"think_budget": budget})

@@ -1,0 +1,230 @@
+"""Budgets on a running server, against the same requests on sglang without the plugin: float32, overlap on."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+import servers
+from conftest import FLOAT32
+from rescan import Rescan
+
+QUESTIONS = [
+    "How many days are in three weeks?",
+    "Name the capital of France.",
+    "Write a Python function that adds two numbers.",
+    "What is 17 + 25?",
+    "Tell me a story about a fox.",
+    "Why is the sky blue?",
+    "List three prime numbers.",
+    "Translate 'good morning' to Spanish.",
+]
+BUDGETS = [None, 0, 1, 7, 64, -1, 3, 12, 0, None, 1, 30, 7, 2, -1, 5]
+NEW = 96
+
+
+def prompts(tokenizer: Any, n: int, prefix: str = "") -> list[str]:
+    return [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": prefix + QUESTIONS[i % len(QUESTIONS)] + " " * (i // len(QUESTIONS))}],
+            tokenize=False, add_generation_prompt=True,
+        )
+        for i in range(n)
+    ]
+
+
+def body(prompt: str, budget: Any = None, new: int = NEW, **extra: Any) -> dict[str, Any]:
+    params = {"temperature": 0, "max_new_tokens": new, "ignore_eos": True, **extra.pop("sampling_params", {})}
+    if budget is not None:
+        params["think_budget"] = budget
+    return {"text": prompt, "sampling_params": params, **extra}
+
+
+@pytest.fixture(scope="module")
+def close(demo_tokenizer: Any) -> list[int]:
+    return demo_tokenizer.encode("</think>") + demo_tokenizer.encode("\n\n")  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="module")
+def free(demo_model: Path, demo_tokenizer: Any) -> list[list[int]]:
+    """What stock sglang answers to the 16 prompts, in one batch."""
+    server = servers.stock("--model-path", str(demo_model), "--max-total-tokens", "8192", *FLOAT32)
+    try:
+        results = server.generate_all([body(p) for p in prompts(demo_tokenizer, len(BUDGETS))])
+    finally:
+        server.stop()
+    return [r["output_ids"] for r in results]
+
+
+def check_all(results: Sequence[dict[str, Any]], free: Sequence[Sequence[int]], close: Sequence[int],
+              rescan: Rescan, budgets: Sequence[int | None] = BUDGETS) -> None:
+    for result, stock_ids, budget in zip(results, free, budgets, strict=True):
+        ids, think = result["output_ids"], result["meta_info"].get("think")
+        if budget is None:
+            assert think is None
+        if budget in (None, -1):
+            assert ids == stock_ids[: len(ids)]
+            continue
+        rescan.check_forced(ids, budget, close, stock_ids)
+        assert think == {"budget": budget, "tokens": budget, "forced_tokens": len(close), "outcome": "forced"}
+
+
+def test_sixteen_mixed_budgets(demo_server: servers.Server, demo_tokenizer: Any, demo_rescan: Rescan,
+                               free: list[list[int]], close: list[int]) -> None:
+    requests_ = [body(p, b) for p, b in zip(prompts(demo_tokenizer, len(BUDGETS)), BUDGETS, strict=True)]
+    check_all(demo_server.generate_all(requests_), free, close, demo_rescan)
+
+
+def test_cached_prefix_that_ends_inside_the_block(demo_server: servers.Server, demo_tokenizer: Any,
+                                                  demo_rescan: Rescan, free: list[list[int]],
+                                                  close: list[int]) -> None:
+    """The prompt holds the first thoughts of an earlier response, all of it in the prefix cache."""
+    story = 4
+    prompt = demo_tokenizer.encode(prompts(demo_tokenizer, story + 1)[story])
+    begun = prompt + free[story][:10]
+    first = demo_server.generate(input_ids=begun, sampling_params={"temperature": 0, "max_new_tokens": 8})
+    assert first["meta_info"]["completion_tokens"] > 0
+    again = demo_server.generate(input_ids=begun, sampling_params={"temperature": 0, "max_new_tokens": 20,
+                                                                   "think_budget": 4, "ignore_eos": True})
+    assert again["meta_info"]["cached_tokens"] >= len(begun) - 1
+    demo_rescan.check_forced(again["output_ids"], 4, close, free[story][10:])
+
+
+def test_two_samples_each_have_their_own_budget(demo_server: servers.Server, demo_tokenizer: Any,
+                                                demo_rescan: Rescan, close: list[int]) -> None:
+    request = body(prompts(demo_tokenizer, 1)[0], 6, new=40, sampling_params={"n": 2, "temperature": 1.0})
+    results = demo_server.post("/generate", request).json()
+    assert len(results) == 2
+    for result in results:
+        assert demo_rescan.thought(result["output_ids"]) == 6 + 2  # two pieces of the marker before its last
+        assert result["output_ids"][6 : 6 + len(close)] == close
+        assert result["meta_info"]["think"]["tokens"] == 6
+
+
+def test_streaming_gives_the_same_ids(demo_server: servers.Server, demo_tokenizer: Any, free: list[list[int]],
+                                      close: list[int]) -> None:
+    request = {**body(prompts(demo_tokenizer, 1)[0], 5, new=24), "stream": True}
+    with requests.post(demo_server.url + "/generate", json=request, stream=True, timeout=120) as response:
+        lines = [line[6:] for line in response.iter_lines() if line.startswith(b"data: ")]
+    assert lines[-1] == b"[DONE]"
+    events = [json.loads(line) for line in lines[:-1]]
+    assert events[-1]["output_ids"][: 5 + len(close)] == free[0][:5] + close
+    used = [e["meta_info"]["think"]["tokens"] for e in events]
+    assert used == sorted(used)
+    assert events[-1]["meta_info"]["think"]["outcome"] == "forced"
+
+
+def test_logprobs_of_forced_tokens(demo_server: servers.Server, demo_tokenizer: Any, close: list[int]) -> None:
+    request = body(prompts(demo_tokenizer, 1)[0], 3, new=12, return_logprob=True, top_logprobs_num=2)
+    result = demo_server.generate(**request)
+    chosen = result["meta_info"]["output_token_logprobs"]
+    assert [entry[1] for entry in chosen] == result["output_ids"]
+    assert [entry[0] for entry in chosen[3 : 3 + len(close)]] == [0.0] * len(close)
+    assert chosen[0][0] < 0
+
+
+def test_penalties_bias_and_sampling_cannot_move_the_wall(demo_server: servers.Server, demo_tokenizer: Any,
+                                                          close: list[int]) -> None:
+    bias = {str(i): -100.0 for i in close}
+    request = body(prompts(demo_tokenizer, 1)[0], 4, new=12, sampling_params={
+        "logit_bias": bias, "frequency_penalty": 2.0, "presence_penalty": 2.0, "temperature": 1.5, "top_p": 0.5,
+        "top_k": 5, "min_p": 0.1, "sampling_seed": 7})
+    result = demo_server.generate(**request)
+    assert result["output_ids"][4 : 4 + len(close)] == close
+
+
+def test_abort_while_forcing_leaves_the_slots_clean(demo_server: servers.Server, demo_tokenizer: Any,
+                                                    demo_rescan: Rescan, free: list[list[int]],
+                                                    close: list[int]) -> None:
+    """Requests aborted in the middle of a long message; the next ones get their slots."""
+    message = "I have thought long enough about this question and will answer now. " * 8
+    texts = prompts(demo_tokenizer, len(BUDGETS))
+    doomed = [{**body(t, {"max_tokens": 2, "message": message}, new=200), "rid": f"doomed-{i}"}
+              for i, t in enumerate(texts)]
+    threads = [threading.Thread(target=demo_server.post, args=("/generate", d)) for d in doomed]
+    for thread in threads:
+        thread.start()
+    time.sleep(1.5)
+    for d in doomed:
+        demo_server.post("/abort_request", {"rid": d["rid"]})
+    for thread in threads:
+        thread.join()
+    requests_ = [body(t, b) for t, b in zip(texts, BUDGETS, strict=True)]
+    check_all(demo_server.generate_all(requests_), free, close, demo_rescan)
+
+
+def test_message_is_forced_before_the_end(demo_server: servers.Server, demo_tokenizer: Any, free: list[list[int]],
+                                          close: list[int]) -> None:
+    message = "Time is up.\n"
+    result = demo_server.generate(**body(prompts(demo_tokenizer, 1)[0], {"max_tokens": 5, "message": message}, new=30))
+    said = demo_tokenizer.encode(message)
+    assert result["output_ids"][: 5 + len(said) + len(close)] == free[0][:5] + said + close
+    assert result["meta_info"]["think"] == {"budget": 5, "tokens": 5, "forced_tokens": len(said) + len(close),
+                                            "outcome": "forced"}
+
+
+def test_end_of_sequence_while_thinking_closes_the_block(demo_server: servers.Server, demo_tokenizer: Any,
+                                                         close: list[int]) -> None:
+    """The demo model is no reasoner: it answers inside the block and stops there."""
+    prompt = prompts(demo_tokenizer, 2)[1]
+    params = {"temperature": 0, "max_new_tokens": 64}
+    plain = demo_server.generate(text=prompt, sampling_params=params)
+    assert plain["meta_info"]["finish_reason"]["type"] == "stop"
+    result = demo_server.generate(text=prompt, sampling_params={**params, "think_budget": 60})
+    said = len(plain["output_ids"]) - 1
+    assert result["output_ids"][: said + len(close)] == plain["output_ids"][:said] + close
+    assert result["meta_info"]["think"] == {"budget": 60, "tokens": said, "forced_tokens": len(close),
+                                            "outcome": "eos"}
+    assert len(result["output_ids"]) > said + len(close) + 1
+
+
+def test_history_with_closed_blocks_and_a_quoted_marker(demo_server: servers.Server, demo_tokenizer: Any,
+                                                        close: list[int]) -> None:
+    """Only what stands after the last turn boundary opens a block."""
+    history = [
+        {"role": "user", "content": "How do I parse <think> tags?"},
+        {"role": "assistant", "content": "<think>\nEasy.\n</think>\n\nLook for <think> and </think>."},
+        {"role": "user", "content": "And an unclosed <think> one?"},
+    ]
+    opened = demo_tokenizer.apply_chat_template(history, tokenize=False, add_generation_prompt=True)
+    shut = demo_tokenizer.apply_chat_template(history, tokenize=False, add_generation_prompt=True,
+                                              enable_thinking=False)
+    result = demo_server.generate(**body(opened, 3, new=16))
+    assert result["output_ids"][3 : 3 + len(close)] == close
+    plain, limited = demo_server.generate(**body(shut, new=16)), demo_server.generate(**body(shut, 0, new=16))
+    assert plain["output_ids"] == limited["output_ids"]
+    assert limited["meta_info"]["think"]["outcome"] == "none"
+
+
+@pytest.fixture(scope="module")
+def tight_server(demo_model: Path) -> Iterator[servers.Server]:
+    """Small chunks, decoding rows mixed into them, and a pool that does not hold the batch to its end."""
+    server = servers.launch(*FLOAT32, "--chunked-prefill-size", "64", "--enable-mixed-chunk", "--max-total-tokens",
+                            "800", "--schedule-conservativeness", "0.01", "--max-running-requests", "16")
+    yield server
+    assert not server.stop()
+
+
+def test_chunked_prefill_and_retraction(tight_server: servers.Server, demo_tokenizer: Any, demo_rescan: Rescan,
+                                        close: list[int]) -> None:
+    """Against the same server without budgets. No `ignore_eos`: with it, sglang admits only what surely fits."""
+    endless = {"min_new_tokens": NEW, "ignore_eos": False}
+    texts = prompts(demo_tokenizer, len(BUDGETS))
+    plain = tight_server.generate_all([body(t, sampling_params=endless) for t in texts])
+    limited = tight_server.generate_all([body(t, b, sampling_params=endless)
+                                         for t, b in zip(texts, BUDGETS, strict=True)])
+    assert sum(r["meta_info"]["num_retractions"] for r in limited) > 0
+    check_all(limited, [r["output_ids"] for r in plain], close, demo_rescan)
+
+
+def test_prompts_longer_than_a_chunk(tight_server: servers.Server, demo_tokenizer: Any, close: list[int]) -> None:
+    long = prompts(demo_tokenizer, 4, prefix="Some context first: " + "the fox runs over the hill. " * 20)
+    for result in tight_server.generate_all([body(p, b, new=24) for p, b in zip(long, (0, 2, 5, 9), strict=True)]):
+        budget = result["meta_info"]["think"]["budget"]
+        assert result["output_ids"][budget : budget + len(close)] == close
