@@ -6,6 +6,7 @@ whose table does not fit or was not applied does not start.
 
 from . import (
     api_contract,
+    cpu_graph,
     forward_batch,
     launch,
     openai_protocol,
@@ -145,5 +146,10 @@ HOOKS = (
         "the token that stands in the output must be known before anything else reads the sampled one",
         "self, logits_output, sampling_info, return_logprob, top_logprobs_nums, token_ids_logprobs, positions, *, "
         "logprob_logits",
+    ),
+    Hook(
+        "model_executor.cpu_graph_runner.register_fake_ops", cpu_graph.register_fake_ops,
+        "the published wheel has no CPU operators to describe to torch.compile, and the runner describes them anyway",
+        "tp_size",
     ),
 )

@@ -104,6 +104,7 @@ def _choose_engine(argv: Sequence[str]) -> bool:
         return False
     os.environ[cpu.ENGINE_VARIABLE] = "1"
     cpu.activate()
+    cpu.add_attention_choice()
     if asked is None:
         print("No GPU found: serving on the CPU with sglang's CPU engine.", file=sys.stderr, flush=True)
     return True

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +45,13 @@ def activate() -> bool:
     return True
 
 
+def stand_in_active() -> bool:
+    """Whether this process runs without the native library of `sgl_kernel`."""
+    return getattr(sys.modules.get("sgl_kernel.load_utils"), "is_stand_in", False)
+
+
 def register_attention() -> None:
     """Make `--attention-backend torch_batched` known in this process, through sglang's extension point."""
-    from sglang.srt.arg_groups.choices import ATTENTION_BACKEND_CHOICES, add_attention_backend_choices
     from sglang.srt.layers.attention.attention_registry import register_attention_backend
 
     def create(model_runner: Any) -> Any:
@@ -54,9 +59,16 @@ def register_attention() -> None:
 
         return BatchedAttention(model_runner)
 
+    add_attention_choice()
+    register_attention_backend(ATTENTION_BACKEND)(create)
+
+
+def add_attention_choice() -> None:
+    """Let sglang's command line accept the backend's name; it does not have to be there for that."""
+    from sglang.srt.arg_groups.choices import ATTENTION_BACKEND_CHOICES, add_attention_backend_choices
+
     if ATTENTION_BACKEND not in ATTENTION_BACKEND_CHOICES:
         add_attention_backend_choices([ATTENTION_BACKEND])
-    register_attention_backend(ATTENTION_BACKEND)(create)
 
 
 def _cuda_kernels_installed() -> bool:

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from sglang.srt.model_executor.model_runner import ModelRunner
 
 
+_active: BatchedAttention | None = None
+"""The backend whose forward is running: what a traced call refers to, as a graph has no place for objects."""
+
+
 class BatchedAttention(AttentionBackend):
     """One gather and one attention call a layer for batches of similar length; a few for ragged ones."""
 
@@ -33,21 +37,20 @@ class BatchedAttention(AttentionBackend):
         self.req_to_token_pool = model_runner.req_to_token_pool
         self.token_to_kv_pool = model_runner.token_to_kv_pool
         self._swa_pool = self.token_to_kv_pool if isinstance(self.token_to_kv_pool, SWAKVPool) else None
+        self._out_cache_loc: torch.Tensor | None = None
         self._swa_out_cache_loc: torch.Tensor | None = None
+        self._layers = {layer.layer_id: layer for layer in layers}
         self._batch: Batch | None = None
         self._plans: dict[tuple[Any, ...], list[Tile]] = {}
         self._workspace = Workspace()
 
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
         """Describe the rows of this forward; the first layer of each kind adds its tiles, the others use them."""
-        self._plans.clear()
         if forward_batch.forward_mode.is_idle():
-            self._batch = None
-            return
-        self._batch = _describe(forward_batch, self.req_to_token_pool.req_to_token)
-        out = forward_batch.out_cache_loc
-        if self._swa_pool is not None and out is not None:
-            self._swa_out_cache_loc = self._swa_pool.translate_loc_from_full_to_swa(out)
+            self._begin(None, None)
+        else:
+            batch = _describe(forward_batch, self.req_to_token_pool.req_to_token)
+            self._begin(batch, forward_batch.out_cache_loc)
 
     def forward_extend(self, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None, layer: RadixAttention,
                        forward_batch: ForwardBatch, save_kv_cache: bool = True,
@@ -60,9 +63,42 @@ class BatchedAttention(AttentionBackend):
         Returns:
             [rows, query heads * value width].
         """
+        if torch.compiler.is_compiling():  # one opaque call: tiles change from step to step, the graph must not
+            width = layer.tp_q_head_num * layer.v_head_dim
+            return torch.ops.sglang_ext.attention(q, k, v, sinks, layer.layer_id, save_kv_cache, width)
+        return self._attend(q, k, v, layer, save_kv_cache, sinks)
+
+    forward_decode = forward_extend
+
+    def init_cpu_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
+        """Nothing is kept between captured forwards."""
+
+    def get_cpu_graph_seq_len_fill_value(self) -> int:
+        return 1
+
+    def init_forward_metadata_capture_cpu_graph(self, bs: int, num_tokens: int, req_pool_indices: torch.Tensor,
+                                                seq_lens: torch.Tensor, out_cache_loc: torch.Tensor,
+                                                encoder_lens: Any, forward_mode: Any, spec_info: Any) -> None:
+        """A forward that sglang's CPU graph runner traces: it traces decoding only."""
+        slots = self.req_to_token_pool.req_to_token[req_pool_indices, : int(seq_lens.max())]
+        self._begin(Batch(slots, seq_lens - 1, torch.ones_like(seq_lens)), out_cache_loc)
+
+    def support_triton(self) -> bool:
+        return False
+
+    def _begin(self, batch: Batch | None, out_cache_loc: torch.Tensor | None) -> None:
+        global _active
+        _active = self
+        self._plans.clear()
+        self._batch, self._out_cache_loc, self._swa_out_cache_loc = batch, out_cache_loc, None
+        if self._swa_pool is not None and out_cache_loc is not None:
+            self._swa_out_cache_loc = self._swa_pool.translate_loc_from_full_to_swa(out_cache_loc)
+
+    def _attend(self, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None, layer: RadixAttention,
+                save_kv_cache: bool, sinks: torch.Tensor | None) -> torch.Tensor:
         pool = self.token_to_kv_pool
         if save_kv_cache and k is not None and v is not None:
-            pool.set_kv_buffer(layer, KVWriteLoc(forward_batch.out_cache_loc, self._swa_out_cache_loc), k, v)
+            pool.set_kv_buffer(layer, KVWriteLoc(self._out_cache_loc, self._swa_out_cache_loc), k, v)
         query = q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim)
         keys, values = pool.get_key_buffer(layer.layer_id), pool.get_value_buffer(layer.layer_id)
         tiles = self._tiles(layer, query, keys)
@@ -74,11 +110,6 @@ class BatchedAttention(AttentionBackend):
             out[tile.where] = attend(query[tile.where], keys, values, tile, layer.scaling, self._workspace,
                                      layer.logit_cap, sinks)
         return out.view(len(out), -1)
-
-    forward_decode = forward_extend
-
-    def support_triton(self) -> bool:
-        return False
 
     def _tiles(self, layer: RadixAttention, query: torch.Tensor, keys: torch.Tensor) -> list[Tile]:
         """The tiles for layers of this kind, made once per forward."""
@@ -95,6 +126,19 @@ class BatchedAttention(AttentionBackend):
                 batch = Batch(slots, batch.first, batch.rows, batch.tree)
             self._plans[key] = plan(batch, kind, (query.shape[1], keys.shape[1]), query.shape[2], query.dtype)
         return self._plans[key]
+
+
+@torch.library.custom_op("sglang_ext::attention", mutates_args=())
+def _traced_attention(q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None, sinks: torch.Tensor | None,
+                      layer: int, save_kv_cache: bool, width: int) -> torch.Tensor:
+    """Attention of one layer as one node of a graph. It writes the cache, which nothing else in a graph reads."""
+    assert _active is not None
+    return _active._attend(q, k, v, _active._layers[layer], save_kv_cache, sinks)
+
+
+@_traced_attention.register_fake
+def _(q: torch.Tensor, k: Any, v: Any, sinks: Any, layer: int, save_kv_cache: bool, width: int) -> torch.Tensor:
+    return q.new_empty(q.shape[0], width)
 
 
 def _describe(forward_batch: ForwardBatch, req_to_token: torch.Tensor) -> Batch:
