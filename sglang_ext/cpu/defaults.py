@@ -48,24 +48,49 @@ def add_defaults(argv: list[str], model_path: str) -> list[str]:
 
 
 def bind_threads(argv: Sequence[str]) -> None:
-    """Give each replica its share of the cores; sglang needs it said when there are several."""
+    """Give each replica its share of the cores, and no process more threads than that.
+
+    sglang binds threads only with its own CPU kernels, which the published wheel lacks: without a limit every replica
+    starts as many threads as the machine has cores, which is far more than a container may use.
+    """
     replicas = _positive(value_of(argv, "--dp", "--dp-size", "--data-parallel-size"))
     cores = sorted(os.sched_getaffinity(0))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // replicas)))
     if replicas < 2 or "SGLANG_CPU_OMP_THREADS_BIND" in os.environ:
         return
     shares = [cores[i::replicas] or [cores[i % len(cores)]] for i in range(replicas)]
     os.environ["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(",".join(map(str, sorted(share))) for share in shares)
 
 
+def usable_cores(limit: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+    """Cores this process may use: those it may run on, and no more than its container is granted."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        quota, period = limit.read_text().split()
+        return max(1, min(cores, int(quota) // int(period)))
+    except (OSError, ValueError):  # no container, or "max"
+        return cores
+
+
 def pool_tokens(model_path: str, replicas: int) -> int:
     """How many tokens of KV cache fit beside the weights, for each replica."""
-    import psutil
-
     least, most = POOL_TOKENS
     weights = sum(f.stat().st_size for f in Path(model_path).glob("*.safetensors")) if Path(model_path).is_dir() else 0
-    free = psutil.virtual_memory().available - weights * replicas
+    free = free_memory() - weights * replicas
     fitting = int(free * MEMORY_SHARE / replicas / token_bytes(model_path))
     return max(least, min(most, fitting))
+
+
+def free_memory(group: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes that may still be taken: what the machine has available, and no more than its container is granted."""
+    import psutil
+
+    available = int(psutil.virtual_memory().available)
+    try:
+        granted = int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
+        return max(0, min(available, granted))
+    except (OSError, ValueError):  # no container, or "max"
+        return available
 
 
 def token_bytes(model_path: str) -> int:
