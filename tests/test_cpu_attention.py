@@ -56,7 +56,8 @@ def cases(draw: st.DrawFn) -> Case:
                                         ([1, 2, 3], [1, 2, 3], [8, 16], [8, 24]))
     dtype = draw(st.sampled_from(list(TOLERANCE)))
     torch.manual_seed(draw(st.integers(0, 2**31)))
-    owned = torch.randperm(SLOTS - 1)[: int((first + rows).sum())] + 1
+    order = torch.randperm(SLOTS - 1) if draw(st.booleans()) else torch.arange(SLOTS - 1)
+    owned = order[: int((first + rows).sum())] + 1
     columns = int((first + rows).max())
     slots = torch.zeros(requests, columns, dtype=torch.int32)  # as in req_to_token, what follows a request is stale
     for request, part in enumerate(owned.split((first + rows).tolist())):
@@ -139,6 +140,18 @@ def _decode(lens: list[int]) -> tuple[torch.Tensor, int]:
 def test_similar_lengths_are_one_call_and_ragged_ones_few() -> None:
     assert _decode([100 + i for i in range(16)])[1] == 1
     assert 1 < _decode([10, 600] * 32)[1] <= 4
+
+
+@pytest.mark.parametrize("slots", [torch.arange(5, 105), torch.randperm(100) + 5])
+def test_a_single_row(slots: torch.Tensor) -> None:
+    """In half precision its slots are read in place if they follow each other."""
+    keys = torch.full((SLOTS, 2, 16), float("nan")).bfloat16()
+    keys[slots] = torch.randn(100, 2, 16).bfloat16()
+    batch = Batch(slots[None], torch.tensor([99]), torch.tensor([1]))
+    case = Case(batch, Kind(), torch.randn(1, 6, 16).bfloat16(), keys, keys, 0.0, None)
+    (tile,) = plan(batch, Kind(), (6, 2), 16, torch.bfloat16)
+    assert (tile.span is not None) == (slots[0] + 99 == slots[-1] and bool((slots.diff() == 1).all()))
+    torch.testing.assert_close(batched(case, 0.3)[0].double(), naive(case, 0.3), atol=3e-2, rtol=1e-2)
 
 
 def test_long_prompts_are_cut_and_skip_what_no_row_sees() -> None:

@@ -82,6 +82,7 @@ class Tile:
     Attributes:
         where: the rows in the forward's query, as a slice or as [blocks * rows] int64; padding repeats a real row.
         slots: [blocks, keys] int64; padding repeats a real slot.
+        span: the slots as a slice, if there is one row and its slots follow each other: nothing has to be gathered.
         masks: column range, and [blocks, 1, 1, rows, columns] of 0 and -inf for it; other columns are all visible.
     """
 
@@ -89,6 +90,7 @@ class Tile:
     slots: torch.Tensor
     rows: int
     masks: list[tuple[int, int, torch.Tensor]]
+    span: slice | None = None
     _indices: dict[int, torch.Tensor] = field(default_factory=dict)
 
     def index(self, heads: int) -> torch.Tensor:
@@ -163,7 +165,7 @@ def _group(blocks: _Blocks, heads: tuple[int, int], width: int) -> list[torch.Te
 
     The loop is over tiles: each takes as many of the sorted blocks as its padding and size allow.
     """
-    if bool(_fits(blocks.rows, blocks.keys, heads, width)[-1]):
+    if len(blocks.request) == 1 or bool(_fits(blocks.rows, blocks.keys, heads, width)[-1]):
         return [slice(None)]
     order = torch.argsort(blocks.rows * (int(blocks.keys.max()) + 1) + blocks.keys, descending=True)
     groups: list[torch.Tensor | slice] = []
@@ -198,7 +200,10 @@ def _tile(batch: Batch, kind: Kind, blocks: _Blocks, starts: torch.Tensor, dtype
     slots = batch.slots[blocks.request[:, None], inside].long()
     masks = [(low, high, _mask(batch, kind, blocks, row, key[:, low:high], dtype))
              for low, high in _masked_columns(batch, kind, blocks, keys)]
-    return Tile(where, slots, rows, masks)
+    span = None
+    if len(slots) == rows == 1 and int(slots[0, -1] - slots[0, 0]) == keys - 1 and bool((slots.diff() == 1).all()):
+        span = slice(int(slots[0, 0]), int(slots[0, -1]) + 1)
+    return Tile(where, slots, rows, masks, span)
 
 
 def _masked_columns(batch: Batch, kind: Kind, blocks: _Blocks, keys: int) -> list[tuple[int, int]]:
