@@ -11,17 +11,21 @@ from sglang_ext.config import Settings
 
 
 def parser_markers(tokenizer: Any) -> ParserMarkers | None:
-    """Markers of the server's reasoning parser; None if it has none."""
+    """Markers of the server's reasoning parser; None if it has none that are fixed."""
     from sglang.srt.parser.reasoning_parser import ReasoningParser
     from sglang.srt.runtime_context import get_serving
 
     name = get_serving().reasoning_parser
     if not name or name == "auto":
         return None
-    detector = ReasoningParser(name, tokenizer=tokenizer).detector
-    tool = detector.tool_start_token
+    try:
+        detector = ReasoningParser(name, tokenizer=tokenizer).detector
+    except ValueError:  # a parser that is made for each request from its response template
+        return None
+    tool = getattr(detector, "tool_start_token", None)
     implicit = ((tool, bool(detector.tool_start_at_line_start)),) if tool else ()
-    return ParserMarkers(detector.think_start_token, detector.think_end_token, implicit)
+    start, end = getattr(detector, "think_start_token", None), getattr(detector, "think_end_token", None)
+    return ParserMarkers(start, end, implicit) if start and end else None
 
 
 def build_admission(tokenizer: Any, model_config: Any) -> Admission:
@@ -35,7 +39,7 @@ def build_admission(tokenizer: Any, model_config: Any) -> Admission:
     if unsupported is not None:
         return refusing(settings, f"the server runs with {unsupported}")
     parser = parser_markers(tokenizer) if tokenizer is not None and settings.think_start is None else None
-    return build(settings, tokenizer, parser, _eos_ids(tokenizer, model_config))
+    return build(settings, tokenizer, parser, _eos_ids(tokenizer, model_config), model_config.vocab_size)
 
 
 def _unsupported() -> str | None:

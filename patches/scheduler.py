@@ -13,7 +13,7 @@ from sglang_ext.budget.contract import BudgetError, ThinkBudget, spellings
 from .launch import READY_KEY
 from .reasoning_parser import build_admission
 from .registry import check_applied
-from .tokenizer_manager import RESULT_KEY
+from .tokenizer_manager import GRAMMARS, RESULT_KEY
 
 
 class Thinking:
@@ -27,7 +27,7 @@ class Thinking:
         """The request's row, made once its prompt and length limit are final."""
         if self._row is None:
             params = req.sampling_params
-            grammar = any((params.json_schema, params.regex, params.ebnf, params.structural_tag))
+            grammar = any(getattr(params, name) for name in GRAMMARS)
             self._row = service.current().row(self.budget, req.origin_input_ids, params.max_new_tokens,
                                               ignore_eos=params.ignore_eos, grammar=grammar)
         return self._row

@@ -9,7 +9,7 @@ from . import (
     cpu_graph,
     forward_batch,
     launch,
-    openai_protocol,
+    request_models,
     sampling,
     scheduler,
     server_args,
@@ -46,23 +46,46 @@ HOOKS = (
         "self",
     ),
     Hook(
-        "entrypoints.openai.protocol.ChatCompletionRequest", openai_protocol.add_fields,
+        "entrypoints.openai.protocol.ChatCompletionRequest", request_models.add_fields,
         "a request model drops unknown fields in silence", "", kind="fields",
     ),
     Hook(
-        "entrypoints.openai.protocol.CompletionRequest", openai_protocol.add_fields,
+        "entrypoints.openai.protocol.CompletionRequest", request_models.add_fields,
         "a request model drops unknown fields in silence", "", kind="fields",
     ),
     Hook(
-        "entrypoints.openai.protocol.ChatCompletionRequest.to_sampling_params", openai_protocol.to_sampling_params,
+        "entrypoints.openai.protocol.ResponseReasoningParam", request_models.add_nested_field,
+        "a request model drops unknown fields in silence", "", kind="fields",
+    ),
+    Hook(
+        "entrypoints.openai.protocol.ResponsesRequest", request_models.add_fields,
+        "a request model drops unknown fields in silence", "", kind="fields",
+    ),
+    Hook(
+        "entrypoints.anthropic.protocol.AnthropicMessagesRequest", request_models.add_fields,
+        "a request model drops unknown fields in silence", "", kind="fields",
+    ),
+    Hook(
+        "entrypoints.openai.protocol.ChatCompletionRequest.to_sampling_params", request_models.to_sampling_params,
         "the request's fields become sampling parameters here; there is no extension point",
         "self, stop, model_generation_config, tool_call_constraint, renderer_handles_response_format",
     ),
     Hook(
         "entrypoints.openai.serving_completions.OpenAIServingCompletion._build_sampling_params",
-        openai_protocol.build_sampling_params,
+        request_models.build_sampling_params,
         "the same for completions",
         "self, request",
+    ),
+    Hook(
+        "entrypoints.openai.protocol.ResponsesRequest.to_sampling_params", request_models.to_sampling_params,
+        "the same for responses",
+        "self, default_max_tokens, default_params, stop, tool_call_constraint",
+    ),
+    Hook(
+        "entrypoints.anthropic.serving.AnthropicServing._convert_to_chat_completion_request",
+        request_models.convert_messages_request,
+        "sglang only warns that `thinking.budget_tokens` is not enforced",
+        "self, anthropic_request",
     ),
     Hook(
         "entrypoints.api_contract.generate_contract_error", api_contract.generate_contract_error,

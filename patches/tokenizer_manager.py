@@ -15,6 +15,7 @@ from .budget_fields import given_in_sampling_params, with_budget
 from .reasoning_parser import build_admission
 
 RESULT_KEY = "think"
+GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
 
 
 def init_tokenizer_and_processor(original: Callable[..., Any], self: Any) -> None:
@@ -34,7 +35,8 @@ def generate_request(original: Callable[..., Any], self: Any, obj: Any, request:
     return original(self, obj, request)
 
 
-def create_tokenized_object(original: Callable[..., Any], self: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:
+def create_tokenized_object(original: Callable[..., Any], self: Any, obj: Any, input_text: str,
+                            input_ids: list[int] | None, *args: Any, **kwargs: Any) -> Any:
     params = getattr(obj, "sampling_params", None)
     if hasattr(obj, "max_thinking_tokens") and isinstance(params, dict):
         merged = {**(self.preferred_sampling_params or {}), **params}
@@ -43,10 +45,28 @@ def create_tokenized_object(original: Callable[..., Any], self: Any, obj: Any, *
             given.append(("max_thinking_tokens", obj.max_thinking_tokens))
         most = merged.get("max_new_tokens")
         budget = service.current().admit(given, most)
-        if budget is not None and budget.limited and (merged.get("beam_width") or 1) > 1:
-            raise BudgetError("think_budget: beam search cannot be limited; accepted: beam_width 1")
+        if budget is not None and budget.limited:
+            _check_combination(obj, merged, input_ids or [])
         obj.sampling_params = with_budget(params, budget.to_dict() if budget is not None else None)
-    return original(self, obj, *args, **kwargs)
+    return original(self, obj, input_text, input_ids, *args, **kwargs)
+
+
+def _check_combination(obj: Any, params: dict[str, Any], input_ids: list[int]) -> None:
+    """Refuse what cannot go with a budget, and let a grammar wait for the end of a block that the prompt opened.
+
+    A grammar that is in force inside the block would refuse the forced end marker.
+    """
+    from sglang.srt.runtime_context import get_serving
+
+    if (params.get("beam_width") or 1) > 1:
+        raise BudgetError("think_budget: beam search cannot be limited; accepted: beam_width 1")
+    grammar = next((name for name in GRAMMARS if params.get(name)), None)
+    if grammar is None or obj.require_reasoning or not service.current().opens_block(input_ids):
+        return
+    if not get_serving().reasoning_parser:
+        raise BudgetError(f"think_budget: the prompt opens a thinking block, in which {grammar} cannot hold; start the "
+                          "server with --reasoning-parser, so that the grammar begins after the thinking")
+    obj.require_reasoning = True
 
 
 def update_request_meta_info(original: Callable[..., Any], self: Any, meta_info: dict[str, Any], state: Any,

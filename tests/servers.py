@@ -29,9 +29,12 @@ def free_port() -> int:
 
 
 def environment(**extra: str) -> dict[str, str]:
-    """This process's environment without settings of ours, and offline."""
+    """This process's environment without settings of ours, and offline.
+
+    One thread a process: two that share two cores with anything else wait for each other at every operator.
+    """
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("SGLANG_", "SGLANG_EXT_"))}
-    return {**kept, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", **extra}
+    return {**kept, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", **extra}
 
 
 @dataclass

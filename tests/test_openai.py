@@ -8,6 +8,7 @@ import openai
 import pytest
 import servers
 
+MODEL = "smollm2-135m-instruct"
 QUESTION = [{"role": "user", "content": "Tell me a story about a fox."}]
 
 
@@ -20,8 +21,8 @@ def chat(client: openai.OpenAI, budget: Any, **extra: Any) -> Any:
     body = {"return_meta_info": True, **extra.pop("extra_body", {})}
     if budget is not None:
         body["think_budget"] = budget
-    return client.chat.completions.create(model="smollm2-135m-instruct", messages=QUESTION, temperature=0,
-                                          max_tokens=40, extra_body=body, **extra)
+    return client.chat.completions.create(model=MODEL, messages=QUESTION, temperature=0,
+                                          max_tokens=24, extra_body=body, **extra)
 
 
 def test_chat_splits_reasoning_from_content(client: openai.OpenAI, demo_tokenizer: Any) -> None:
@@ -39,7 +40,7 @@ def test_chat_reports_the_thinking(client: openai.OpenAI) -> None:
 
 def test_chat_stream_gives_the_same_split(client: openai.OpenAI) -> None:
     whole = chat(client, 9).choices[0].message
-    stream = client.chat.completions.create(model="m", messages=QUESTION, temperature=0, max_tokens=40, stream=True,
+    stream = client.chat.completions.create(model="m", messages=QUESTION, temperature=0, max_tokens=24, stream=True,
                                             extra_body={"think_budget": 9})
     deltas = [chunk.choices[0].delta for chunk in stream if chunk.choices]
     assert "".join(getattr(d, "reasoning_content", None) or "" for d in deltas) == whole.reasoning_content
@@ -71,7 +72,7 @@ def test_other_servers_spellings(client: openai.OpenAI, spelling: dict[str, Any]
 
 def test_completions(client: openai.OpenAI, demo_tokenizer: Any) -> None:
     prompt = demo_tokenizer.apply_chat_template(QUESTION, tokenize=False, add_generation_prompt=True)
-    limited, free = (client.completions.create(model="m", prompt=prompt, temperature=0, max_tokens=30,
+    limited, free = (client.completions.create(model="m", prompt=prompt, temperature=0, max_tokens=20,
                                                extra_body=extra).choices[0].text for extra in ({"think_budget": 7}, {}))
     thought = limited.split("</think>\n\n")[0]
     assert free.startswith(thought)
@@ -81,10 +82,10 @@ def test_completions(client: openai.OpenAI, demo_tokenizer: Any) -> None:
 
 def test_completions_stream_and_batch(client: openai.OpenAI, demo_tokenizer: Any) -> None:
     prompt = demo_tokenizer.apply_chat_template(QUESTION, tokenize=False, add_generation_prompt=True)
-    both = client.completions.create(model="m", prompt=[prompt, prompt + "Once"], temperature=0, max_tokens=30, n=1,
+    both = client.completions.create(model="m", prompt=[prompt, prompt + "Once"], temperature=0, max_tokens=20, n=1,
                                      extra_body={"think_budget": 2})
     assert [c.text.count("</think>") for c in both.choices] == [1, 1]
-    stream = client.completions.create(model="m", prompt=prompt, temperature=0, max_tokens=30, stream=True,
+    stream = client.completions.create(model="m", prompt=prompt, temperature=0, max_tokens=20, stream=True,
                                        extra_body={"think_budget": 2})
     assert "".join(chunk.choices[0].text for chunk in stream if chunk.choices) == both.choices[0].text
 
@@ -98,3 +99,48 @@ def test_a_bad_budget_is_a_400_with_its_name(client: openai.OpenAI, stream: bool
         with pytest.raises(openai.BadRequestError, match="think_budget"):
             client.completions.create(model="m", prompt="x", max_tokens=4, stream=stream,
                                       extra_body={"think_budget": budget})
+
+
+def thought(client: openai.OpenAI, demo_tokenizer: Any, body: dict[str, Any]) -> int:
+    """Tokens of thinking in an answer of `/v1/responses`, as it reports them: sglang counts the marker's pieces too."""
+    response = client.responses.create(model=MODEL, input="Tell me a story about a fox.", temperature=0,
+                                       max_output_tokens=20, extra_body=body)
+    return int(response.usage.output_tokens_details.reasoning_tokens)
+
+
+@pytest.mark.parametrize("body", [{"think_budget": 6}, {"thinking_budget": 6}, {"reasoning": {"max_tokens": 6}}],
+                         ids=str)
+def test_responses(client: openai.OpenAI, demo_tokenizer: Any, body: dict[str, Any]) -> None:
+    assert thought(client, demo_tokenizer, body) == 6 + len(demo_tokenizer.encode("</think>"))
+
+
+def test_bad_budgets_on_responses(client: openai.OpenAI) -> None:
+    for body in ({"think_budget": -3}, {"reasoning": {"max_tokens": "6"}}):
+        with pytest.raises(openai.BadRequestError, match=r"think_budget: -3|reasoning.max_tokens"):
+            client.responses.create(model=MODEL, input="x", max_output_tokens=4, extra_body=body)
+
+
+def messages(server: servers.Server, **body: Any) -> Any:
+    return server.post("/v1/messages", {"model": "m", "messages": QUESTION, "max_tokens": 30, "temperature": 0, **body})
+
+
+def test_messages(demo_server: servers.Server, demo_tokenizer: Any) -> None:
+    blocks = messages(demo_server, think_budget=6).json()["content"]
+    thinking = next(b["thinking"] for b in blocks if b["type"] == "thinking")
+    assert len(demo_tokenizer.encode(thinking)) == 6
+    assert any(b["type"] == "text" and b["text"].strip() for b in blocks)
+
+
+def test_anthropics_own_field_is_enforced(demo_server: servers.Server) -> None:
+    """Its values are larger than what this model thinks; a second spelling that differs shows that it is read."""
+    own = {"thinking": {"type": "enabled", "budget_tokens": 1024}}
+    assert messages(demo_server, **own).status_code == 200
+    response = messages(demo_server, **own, think_budget=6)
+    assert response.status_code == 400
+    assert "thinking.budget_tokens" in response.text
+
+
+def test_bad_budgets_on_messages(demo_server: servers.Server) -> None:
+    response = messages(demo_server, think_budget=True)
+    assert response.status_code == 400
+    assert "think_budget: true" in response.json()["error"]["message"]

@@ -131,6 +131,22 @@ def test_grace_closes_at_a_line_end(pieces: Script) -> None:
     assert think["tokens"] == 2
 
 
+@pytest.mark.parametrize("grammar", [{"regex": "[0-9]{3}"}, {"json_schema": '{"type": "integer"}'}], ids=str)
+@pytest.mark.parametrize("budget", [0, 2, 9])
+def test_a_grammar_begins_after_the_thinking(pieces: Script, grammar: dict[str, str], budget: int) -> None:
+    """On /generate too, where sglang would put the block that the prompt opened under the grammar."""
+    got, think = pieces.ask(OPEN, "P1", budget, new=32, **grammar)
+    answer = "".join(got).split("</think>")[1].removesuffix(EOS)
+    assert answer.lstrip("-").isdigit()
+    assert think["outcome"] == ("natural" if budget == 9 else "forced")
+
+
+def test_a_grammar_that_asks_for_the_end_marker_again_does_not_break_the_server(pieces: Script) -> None:
+    got, _ = pieces.ask(OPEN, "loop", 1, regex="</think>x", temperature=1.0)
+    assert "".join(got).startswith("lo</think>")
+    assert pieces.ask(OPEN, "P1", 9)[1]["outcome"] == "natural"
+
+
 SPECIAL = Scripts(
     [
         ["P1", "one", "two", "</think>", "\n\n", "answer", EOS],

@@ -117,9 +117,15 @@ class Admission:
             raise BudgetError(f"{name}: {shown(given[0][1])} cannot be enforced: {self._reason}; "
                               "accepted: -1 (no limit)")
         self.message_ids(budget, name)
-        if budget.answer_tokens and max_new_tokens is not None:
+        default = self.limits.default
+        own_reserve = budget.answer_tokens and (default is None or budget.answer_tokens != default.answer_tokens)
+        if own_reserve and max_new_tokens is not None:
             self._check_reserve(budget, max_new_tokens, name)
         return budget
+
+    def opens_block(self, prompt: Sequence[int]) -> bool:
+        """Whether a prompt leaves a thinking block open."""
+        return self.automaton is not None and bool(prompt_word(self.automaton, prompt) & INSIDE)
 
     def message_ids(self, budget: ThinkBudget, name: str = "think_budget") -> tuple[int, ...]:
         """Ids of the budget's stop message.

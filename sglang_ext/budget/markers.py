@@ -76,23 +76,25 @@ def _line_break(template: Any, end: str) -> str:
     return max((run.replace("\\n", "\n") for run in runs), key=len, default="")
 
 
-def vocabulary_of(tokenizer: Any, markers: Markers, eos_ids: Sequence[int]) -> Vocabulary:
+def vocabulary_of(tokenizer: Any, markers: Markers, eos_ids: Sequence[int], width: int) -> Vocabulary:
     """How a tokenizer's vocabulary writes the markers.
 
     Args:
         eos_ids: ids that end a response, as the engine has them.
+        width: how many ids the model can write; a tokenizer may know more.
 
     Raises:
         ValueError: the vocabulary cannot write the end marker.
     """
-    pieces = token_bytes(tokenizer)
+    pieces = token_bytes(tokenizer)[:width]
     added = added_tokens(tokenizer)
     start_ids = _exact(tokenizer, pieces, markers.start)
     end_ids = _exact(tokenizer, pieces, markers.end)
     marker_ids = {*(start_ids or ()), *(end_ids or ())}
     control = {i for i, token in added.items() if token.special or _CONTROL_SHAPE.fullmatch(token.content)}
     start_id = start_ids[0] if start_ids is not None and len(start_ids) == 1 else None
-    draft = Vocabulary(pieces, start_id, (), (), tuple(sorted(set(eos_ids))), frozenset(control - marker_ids))
+    known_eos = tuple(sorted({i for i in eos_ids if 0 <= i < len(pieces)}))
+    draft = Vocabulary(pieces, start_id, (), (), known_eos, frozenset(control - marker_ids))
     break_ids = _exact(tokenizer, pieces, markers.line_break)
     return Vocabulary(
         pieces,
@@ -124,6 +126,7 @@ def _exact(tokenizer: Any, pieces: Sequence[bytes], data: bytes) -> list[int] | 
     for ids, drop in ((tokenizer.encode(text, add_special_tokens=False), 0),
                       (tokenizer.encode("\n" + text, add_special_tokens=False), len(anchor))):
         kept = [int(i) for i in ids[drop:]]
-        if list(map(int, ids[:drop])) == anchor[:drop] and b"".join(pieces[i] for i in kept) == data:
+        writable = all(i < len(pieces) for i in kept) and list(map(int, ids[:drop])) == anchor[:drop]
+        if writable and b"".join(pieces[i] for i in kept) == data:
             return kept
     return None

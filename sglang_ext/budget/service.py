@@ -7,18 +7,21 @@ from typing import Any
 from ..config import Settings, SettingsError
 from .admission import UNKNOWN_MARKERS, Admission
 from .automaton import Automaton
+from .contract import BudgetError, ThinkBudget
 from .markers import ParserMarkers, encode_exact, find_markers, vocabulary_of
 
 _current: Admission | None = None
 
 
-def build(settings: Settings, tokenizer: Any, parser: ParserMarkers | None, eos_ids: set[int]) -> Admission:
+def build(settings: Settings, tokenizer: Any, parser: ParserMarkers | None, eos_ids: set[int],
+          width: int) -> Admission:
     """What a served model's budgets need, from its tokenizer.
 
     Args:
         tokenizer: None where the server runs without one.
         parser: what the server's reasoning parser looks for.
         eos_ids: ids that end a response.
+        width: how many ids the model can write.
 
     Raises:
         SettingsError: the operator's default budget cannot be enforced on this model.
@@ -29,11 +32,16 @@ def build(settings: Settings, tokenizer: Any, parser: ParserMarkers | None, eos_
     markers = find_markers(tokenizer, settings.think_start, settings.think_end, parser)
     if markers is None:
         return refusing(settings, UNKNOWN_MARKERS)
-    vocabulary = vocabulary_of(tokenizer, markers, sorted(eos_ids))
+    try:
+        vocabulary = vocabulary_of(tokenizer, markers, sorted(eos_ids), width)
+    except ValueError as error:
+        return refusing(settings, f"the end marker {markers.end.decode()!r} cannot be written: {error}")
     automaton = Automaton(markers, vocabulary)
     admission = Admission(limits, automaton, lambda text: encode_exact(tokenizer, vocabulary, text))
-    if limits.default is not None:
-        admission.message_ids(limits.default, "--think")
+    try:
+        admission.message_ids(limits.default or ThinkBudget())
+    except BudgetError as error:
+        raise SettingsError(str(error).replace("think_budget.message", "--think-message")) from None
     return admission
 
 

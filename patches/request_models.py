@@ -1,4 +1,4 @@
-"""The OpenAI endpoints: a think budget as a top-level field, under any of its names.
+"""The OpenAI and Anthropic endpoints: a think budget as a top-level field, under any of its names.
 
 Their request models drop unknown fields in silence, so the fields are added to the models, before the HTTP server binds
 its routes to them.
@@ -20,14 +20,24 @@ _NAMES = (FIELD, *ALIASES, *(outer for outer, _ in NESTED))
 
 
 def add_fields(model: Any) -> None:
-    """Add the budget's fields to a request model (pydantic), where it lacks them.
+    """Add the budget's fields to a request model (pydantic), where it lacks them. `thinking` and `reasoning` are
+    sglang's own fields on some models.
 
     Raises:
         HookError: the HTTP server is imported already, so its routes would not see the fields.
     """
+    _add(model, _NAMES)
+
+
+def add_nested_field(model: Any) -> None:
+    """The same for the model of the object `reasoning`, which the requests that hold it are built from afterwards."""
+    _add(model, tuple(inner for outer, inner in NESTED if outer == "reasoning"))
+
+
+def _add(model: Any, names: tuple[str, ...]) -> None:
     from pydantic.fields import FieldInfo
 
-    missing = [name for name in _NAMES if name not in model.model_fields]
+    missing = [name for name in names if name not in model.model_fields]
     if missing and "sglang.srt.entrypoints.http_server" in sys.modules:
         raise HookError("sglang's HTTP server was imported before sglang-ext; its routes would drop think budgets")
     for name in missing:
@@ -38,7 +48,8 @@ def add_fields(model: Any) -> None:
 
 def _given(request: Any) -> list[tuple[str, Any]]:
     fields = {name: getattr(request, name, None) for name in _NAMES}
-    given = list(spellings(fields))
+    plain = {name: v.model_dump() if hasattr(v, "model_dump") else v for name, v in fields.items()}
+    given = list(spellings(plain))
     for outer in ("chat_template_kwargs", "custom_params"):
         nested = getattr(request, outer, None)
         if isinstance(nested, Mapping):
@@ -60,3 +71,13 @@ def to_sampling_params(original: Callable[..., Any], self: Any, *args: Any, **kw
 
 def build_sampling_params(original: Callable[..., Any], self: Any, request: Any) -> dict[str, Any]:
     return _with_checked_budget(request, original(self, request))
+
+
+def convert_messages_request(original: Callable[..., Any], self: Any, anthropic_request: Any) -> Any:
+    """An Anthropic request becomes a chat request; its budget goes along, checked under the name it has there."""
+    chat_request = original(self, anthropic_request)
+    given = _given(anthropic_request)
+    if given:
+        budget = current().admit(given, anthropic_request.max_tokens)
+        chat_request.think_budget = budget.to_dict() if budget is not None else None
+    return chat_request

@@ -1,0 +1,127 @@
+"""The request's budget and the operator's settings: what is accepted, what is refused, and how the refusal reads."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_ext.budget.contract import CEILING, BudgetError, Limits, ThinkBudget, one_of, parse, spellings
+from sglang_ext.cli import peel
+from sglang_ext.config import Settings, SettingsError
+
+OPEN = Limits()
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-10, 2**40) | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=12) | st.sampled_from(
+        ["max_tokens", "min_tokens", "grace_tokens", "message", "answer_tokens"]), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(json_values)
+def test_every_value_is_a_budget_or_an_error_that_names_the_field(value: Any) -> None:
+    refusal = None
+    try:
+        budget = parse(value, OPEN)
+        assert -1 <= budget.max_tokens <= CEILING
+        assert parse(budget.to_dict(), OPEN) == budget
+    except BudgetError as error:
+        refusal = str(error)
+    assert refusal is None or refusal.startswith("think_budget")
+
+
+@given(st.integers(-1, CEILING), st.integers(0, 50), st.integers(0, 50), st.text(max_size=20))
+def test_the_object_form_reads_back(most: int, least: int, grace: int, message: str) -> None:
+    value = {"max_tokens": most, "min_tokens": least, "grace_tokens": grace, "message": message}
+    if most != -1 and max(least, grace) > most:
+        with pytest.raises(BudgetError, match="above max_tokens"):
+            parse(value, OPEN)
+        return
+    budget = parse(value, OPEN)
+    assert (budget.max_tokens, budget.min_tokens, budget.grace_tokens, budget.message) == (most, least, grace, message)
+
+
+@pytest.mark.parametrize(("value", "parts"), [
+    (-2, ["-2", "-1 (no limit)", str(CEILING)]),
+    (1.5, ["1.5", "number"]),
+    (1.0, ["1.0", "number"]),
+    ("512", ['"512"', "string"]),
+    (True, ["true", "boolean"]),
+    (None, ["null"]),
+    ([5], ["[5]", "array"]),
+    (2**40, [str(2**40)]),
+    ({"max_tokens": None}, ["think_budget.max_tokens", "null"]),
+    ({"max_token": 4}, ["'max_token'", "answer_tokens"]),
+    ({4: 4}, ["unknown key 4"]),
+    ({"min_tokens": -1}, ["think_budget.min_tokens", "0 to"]),
+    ({"message": "\ud800"}, ["think_budget.message", "surrogate"]),
+])
+def test_refusals_name_field_value_and_range(value: Any, parts: list[str]) -> None:
+    with pytest.raises(BudgetError) as error:
+        parse(value, OPEN)
+    assert str(error.value).startswith("think_budget")
+    assert all(part in str(error.value) for part in parts), error.value
+
+
+def test_spellings_mean_the_same_and_must_agree() -> None:
+    source = {"thinking_budget": 5, "reasoning": {"max_tokens": 5}, "thinking": {"budget_tokens": 5},
+              "max_thinking_tokens": None, "think_budget": {"max_tokens": 5}}
+    given_ = list(spellings(source))
+    assert len(given_) == 4
+    assert one_of(given_, OPEN) == ThinkBudget(5)
+    with pytest.raises(BudgetError, match=r"think_budget and thinking_token_budget differ: .*5.* and 6"):
+        one_of([*given_, *spellings({"thinking_token_budget": 6})], OPEN)
+    assert one_of([], OPEN) is None
+
+
+def test_ceiling_and_defaults() -> None:
+    limits = Settings(think_budget=100, think_budget_max=200, think_message="m", think_answer_tokens=7).limits
+    assert parse(50, limits) == ThinkBudget(50, message="m", answer_tokens=7)
+    assert parse({"min_tokens": 10}, limits).max_tokens == 100
+    for beyond in (201, -1):
+        with pytest.raises(BudgetError, match="0 to 200"):
+            parse(beyond, limits)
+
+
+def test_a_ceiling_alone_is_the_default() -> None:
+    assert Settings(think_budget_max=9).limits.default == ThinkBudget(9, message="")
+
+
+@pytest.mark.parametrize(("kwargs", "part"), [
+    ({"think_budget": -2}, "--think-budget: -2"),
+    ({"think_budget": 9, "think_budget_max": 8}, "--think-budget: 9"),
+    ({"think_budget_max": -1}, "--think-budget-max"),
+    ({"think_answer_tokens": -1}, "--think-answer-tokens"),
+    ({"think_start": "<a>"}, "--think-end"),
+    ({"think_start": "a", "think_end": "a"}, "different"),
+    ({"think_message": "x" * 5000}, "--think-message"),
+])
+def test_settings_are_checked(kwargs: dict[str, Any], part: str) -> None:
+    with pytest.raises(SettingsError, match=part):
+        Settings(**kwargs)
+
+
+def test_flags_win_over_the_environment_and_the_rest_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SGLANG_EXT_THINK_BUDGET", "5")
+    monkeypatch.setenv("SGLANG_EXT_THINK_MESSAGE", "enough")
+    settings, rest = peel(["--model-path", "m", "--think-budget=8", "--tp", "1", "--think-answer-tokens", "3"])
+    assert (settings.think_budget, settings.think_message, settings.think_answer_tokens) == (8, "enough", 3)
+    assert rest == ["--model-path", "m", "--tp", "1"]
+    settings.to_environment()
+    assert Settings.from_environment() == settings
+    Settings().to_environment()
+    assert "SGLANG_EXT_THINK_BUDGET" not in os.environ
+
+
+def test_an_unknown_variable_is_an_error() -> None:
+    with pytest.raises(SettingsError, match="SGLANG_EXT_THINK_BUGDET"):
+        Settings.from_environment({"SGLANG_EXT_THINK_BUGDET": "5"})
+
+
+def test_a_number_that_is_none_is_an_error() -> None:
+    with pytest.raises(SettingsError, match="--think-budget: 'ten' is not an integer"):
+        peel(["--think-budget", "ten"])

@@ -1,0 +1,109 @@
+"""The table of hooks fits the installed sglang, and a server whose hooks do not fit does not start."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+import servers
+
+CHILD = """
+import os
+os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
+import sglang_ext
+from sglang_ext.patches import registry, table
+{change}
+from sglang.srt.plugins import load_plugins
+load_plugins()
+{then}
+"""
+
+
+def child(change: str = "", then: str = "print('went on')", **extra: str) -> tuple[int, str]:
+    """Run a fresh process that changes the table, or sglang, before the plugins are loaded."""
+    done = servers.run("-W", "ignore", "-c", CHILD.format(change=change, then=then), **extra)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_every_hook_fits_and_is_applied() -> None:
+    status, output = child(then="sglang_ext.patches.check_applied(); print('all', len(table.HOOKS))")
+    assert status == 0, output
+    assert re.search(r"all \d+", output)
+
+
+def test_another_version_of_sglang_ends_the_process() -> None:
+    status, output = child("registry.SGLANG_VERSION = '0.5.24'")
+    assert status == 2
+    assert "written for sglang 0.5.24, installed is 0.5.23" in output
+    assert "went on" not in output
+
+
+def test_another_signature_ends_the_process() -> None:
+    status, output = child("import sglang.srt.model_executor.model_runner as m\n"
+                           "m.ModelRunner.sample = lambda self, logits_output: None")
+    assert status == 2
+    assert "ModelRunner.sample of sglang 0.5.23 takes (self, logits_output), expected" in output
+
+
+def test_a_target_that_is_gone_ends_the_process() -> None:
+    status, output = child("import sglang.srt.layers.sampler as m\ndel m.Sampler._preprocess_logits")
+    assert status == 2
+    assert "has no sglang.srt.layers.sampler.Sampler._preprocess_logits" in output
+
+
+def test_a_hook_that_did_not_apply_is_found() -> None:
+    then = ("from sglang.srt.plugins.hook_registry import HookRegistry\n"
+            "HookRegistry._patched.discard('sglang.srt.model_executor.model_runner.ModelRunner.sample')\n"
+            "sglang_ext.patches.check_applied()")
+    status, output = child(then=then)
+    assert status != 0
+    assert "ModelRunner.sample" in output.splitlines()[-1]
+    assert "would not be enforced" in output
+
+
+def test_a_scheduler_without_the_hooks_is_refused() -> None:
+    then = ("from sglang_ext.patches.launch import wait_for_scheduler_ready as wait\n"
+            "wait(lambda: [{'status': 'ready', 'sglang_ext': True}])\n"
+            "wait(lambda: [{'status': 'ready', 'sglang_ext': True}, {'status': 'ready'}])")
+    status, output = child(then=then)
+    assert status != 0
+    assert "a scheduler started without sglang-ext" in output
+
+
+def test_routes_bound_before_the_plugin_are_found() -> None:
+    status, output = child("import sglang.srt.entrypoints.http_server")
+    assert status == 2
+    assert "imported before sglang-ext" in output
+
+
+def test_an_unknown_setting_ends_the_launch() -> None:
+    done = servers.run("launch.py", SGLANG_EXT_THINK_BUGDET="5")
+    assert done.returncode == 2
+    assert "SGLANG_EXT_THINK_BUGDET" in done.stderr
+
+
+def test_the_pinned_version_is_the_one_the_hooks_are_for() -> None:
+    from sglang_ext.patches.registry import SGLANG_VERSION
+
+    project = tomllib.loads((servers.ROOT / "pyproject.toml").read_text())["project"]
+    assert f"sglang=={SGLANG_VERSION}" in project["dependencies"]
+
+
+@pytest.mark.parametrize("start", ["", "import sys; sys.path.insert(0, '.'); "])
+def test_pypis_kernels_package_is_not_shadowed(start: str) -> None:
+    code = "import kernels, sglang_ext.budget.kernels as k; print(kernels.__file__, k.__file__)"
+    done = servers.run("-c", start + code)
+    pypis, ours = done.stdout.split()
+    assert "site-packages" in pypis
+    assert Path(ours) == servers.ROOT / "kernels" / "budget" / "__init__.py"
+    assert not (servers.ROOT / "kernels" / "__init__.py").exists()
+
+
+def test_pure_layer_imports_no_engine() -> None:
+    modules = ("config", "cli", "vocab", "budget.contract", "budget.automaton", "budget.markers", "budget.admission",
+               "budget.service", "budget.kernels")
+    names = ", ".join(f"sglang_ext.{m}" for m in modules)
+    done = servers.run("-c", f"import sys, {names}; print([m for m in sys.modules if m.split('.')[0] == 'sglang'])")
+    assert done.stdout.strip() == "[]", done.stderr
