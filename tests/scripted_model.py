@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -80,7 +81,7 @@ def _write_weights(folder: Path, vocabulary: Mapping[str, int], scripts: Scripts
     known: set[int] = set()
     for sequence in scripts.sequences:
         ids = [vocabulary[p] if p in vocabulary else vocabulary[byte_level(p)] for p in sequence]
-        for a, b in zip(ids, ids[1:], strict=False):
+        for a, b in pairwise(ids):
             if a not in known:
                 successor[a] = b
                 known.add(a)
