@@ -121,3 +121,20 @@ def test_ngram_speculation_serves_the_same_ids(found: dict[str, Any]) -> None:
         assert sum(answer["meta_info"]["spec_verify_ct"] for answer in answers) < len(bodies) * TOKENS // 2
     finally:
         server.stop()
+
+
+def test_the_graph_runner_serves_the_same_ids(found: dict[str, Any]) -> None:
+    """A traced batch size that fits, and three requests padded to four."""
+    flags = ("--dtype", "float32", "--enable-torch-compile", "--cuda-graph-bs-decode", "1", "4",
+             "--skip-server-warmup")
+    server = servers.launch("--model-path", str(found["folder"] / "llama"), *flags, OMP_NUM_THREADS="1")
+    try:
+        sampling = {"temperature": 0, "max_new_tokens": TOKENS, "ignore_eos": True}
+        expected = found["llama"]["torch_batched"]["together"]
+        for count in (1, 3):
+            bodies = [{"input_ids": prompt, "sampling_params": sampling} for prompt in _prompts()[:count]]
+            answers = server.generate_all(bodies)
+            assert [answer["output_ids"] for answer in answers] == expected[:count]
+        assert "Capture target decode CPU graph end" in server.log.read_text(errors="replace")
+    finally:
+        server.stop()

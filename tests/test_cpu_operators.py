@@ -11,13 +11,13 @@ from sglang_ext.cpu import operators, speculation
 
 @st.composite
 def forests(draw: st.DrawFn) -> tuple[torch.Tensor, list[list[int]]]:
-    """Masks [bs, n, n] bool, and each node's parent, -1 for node 0."""
+    """Masks [bs, n, n] bool, and each node's parent, -1 for node 0 and for nodes that hang on nothing."""
     bs, n = draw(st.integers(1, 4)), draw(st.integers(1, 9))
-    parents = [[-1] + [draw(st.integers(0, i - 1)) for i in range(1, n)] for _ in range(bs)]
+    parents = [[-1] + [draw(st.integers(-1, i - 1)) for i in range(1, n)] for _ in range(bs)]
     mask = torch.zeros(bs, n, n, dtype=torch.bool)
     for b in range(bs):
         for i in range(n):
-            if i:
+            if parents[b][i] >= 0:
                 mask[b, i] = mask[b, parents[b][i]]
             mask[b, i, i] = True
     return mask, parents
@@ -42,7 +42,7 @@ def test_links_of_a_tree(forest: tuple[torch.Tensor, list[list[int]]]) -> None:
     for b in range(bs):
         for i in range(n):
             children = [k for k in range(n) if parents[b][k] == i]
-            siblings = [k for k in range(i + 1, n) if i and parents[b][k] == parents[b][i]]
+            siblings = [k for k in range(i + 1, n) if parents[b][k] == parents[b][i] >= 0]
             assert child[b, i] == (children[0] if children else -1)
             assert sibling[b, i] == (siblings[0] if siblings else -1)
             assert positions.view(bs, n)[b, i] == lens[b] + mask[b, i].sum() - 1
@@ -86,7 +86,7 @@ def test_moving_slots_reads_everything_before_it_writes() -> None:
     buffers = [b.clone() for b in before]
     pointers = torch.tensor([b.data_ptr() for b in buffers], dtype=torch.uint64)
     strides = torch.tensor([b[0].nbytes for b in buffers])
-    target, source = torch.tensor([3, 4, 5, 0]), torch.tensor([4, 5, 9, 0])
+    target, source = torch.tensor([4, 5, 6, 0]), torch.tensor([3, 4, 9, 0])
     speculation.copy_all_layer_kv_cache(pointers, strides, target, source)
     for buffer, old in zip(buffers, before, strict=True):
         expected = old.clone()
