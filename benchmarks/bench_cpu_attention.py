@@ -159,6 +159,7 @@ def ratios(found: dict[str, Any]) -> dict[str, float]:
     out = {name: found[name][BATCHED]["best"] / found[name][NATIVE]["best"] for name in found if "decode" in name}
     out["prefill"] = found["prefill_seconds"][NATIVE]["best"] / found["prefill_seconds"][BATCHED]["best"]
     steps = found["step_seconds"]
+    out[f"decode_batch_1_after_{CONTEXT}"] = steps[NATIVE]["best"] / steps[BATCHED]["best"]
     out["verify_over_step"] = steps[NGRAM]["best"] / steps[BATCHED]["best"]
     return {name: round(value, 2) for name, value in out.items()}
 

@@ -138,3 +138,37 @@ def test_the_graph_runner_serves_the_same_ids(found: dict[str, Any]) -> None:
         assert "Capture target decode CPU graph end" in server.log.read_text(errors="replace")
     finally:
         server.stop()
+
+
+REFUSALS = """
+from types import SimpleNamespace
+import sglang_ext, torch
+from sglang_ext.cpu.attention import _refuse
+layer = dict(is_cross_attention=False, logit_cap=0.0, logit_capping_method="tanh", xai_temperature_len=-1,
+             use_irope=False)
+runner = dict(page_size=1, use_mla_backend=False, kv_cache_dtype=torch.bfloat16,
+              model_config=SimpleNamespace(attention_chunk_size=8, context_len=64))
+for changed in ({}, {"page_size": 16}, {"use_mla_backend": True}, {"kv_cache_dtype": torch.float8_e5m2},
+                {"is_cross_attention": True}, {"logit_cap": 30.0, "logit_capping_method": "rcp"},
+                {"xai_temperature_len": 8}, {"use_irope": True}):
+    of_layer = {k: v for k, v in changed.items() if k in layer}
+    try:
+        _refuse(SimpleNamespace(**{**runner, **{k: v for k, v in changed.items() if k in runner}}),
+                [SimpleNamespace(**{**layer, **of_layer})])
+        print("serves")
+    except ValueError as error:
+        print(error)
+"""
+
+
+def test_what_cannot_be_served_is_refused_by_name() -> None:
+    done = servers.run("-c", REFUSALS, SGLANG_USE_CPU_ENGINE="1")
+    assert done.returncode == 0, done.stderr[-2000:]
+    serves, *refused = done.stdout.splitlines()
+    assert serves == "serves"
+    needed = ("a page size of 1 (given 16)", "latent attention", "cache in the model's dtype", "no cross attention",
+              "tanh", "temperature by position", "chunked local attention")
+    assert len(refused) == len(needed)
+    for message, reason in zip(refused, needed, strict=True):
+        assert reason in message
+        assert "torch_native" in message

@@ -171,7 +171,7 @@ def _refuse(model_runner: ModelRunner, layers: list[RadixAttention]) -> None:
         "tanh as the soft cap": any(layer.logit_cap > 0 and layer.logit_capping_method != "tanh" for layer in layers),
         "no temperature by position": any(layer.xai_temperature_len > 0 for layer in layers),
         "no chunked local attention": _chunked(model_runner, layers),
-        "a key and value cache in the model's dtype or a float type": not _plain_cache(model_runner),
+        "a key and value cache in the model's dtype or another of at least 16 bits": not _plain_cache(model_runner),
     }
     found = [reason for reason, applies in reasons.items() if applies]
     if found:
