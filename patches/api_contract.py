@@ -12,7 +12,8 @@ from typing import Any
 from sglang_ext.budget.contract import BudgetError, shown, spellings
 from sglang_ext.budget.service import current
 
-from .budget_fields import given_in_sampling_params, without_budget
+from .budget_fields import check_carrier, given_in_sampling_params, without_budget
+from .tokenizer_manager import DEFAULT_NEW_TOKENS
 
 
 def generate_contract_error(original: Callable[..., Any], body: Any) -> str | None:
@@ -40,8 +41,12 @@ def _check(body: Mapping[str, Any]) -> None:
         given = given_in_sampling_params(params)
         if body.get("max_thinking_tokens") is not None:
             given.append(("max_thinking_tokens", body["max_thinking_tokens"]))
-        most = params.get("max_new_tokens")
-        current().admit(given, most if isinstance(most, int) and not isinstance(most, bool) else None)
+        most = params.get("max_new_tokens", DEFAULT_NEW_TOKENS)
+        admitted = current().admit(given, most if isinstance(most, int) and not isinstance(most, bool) else None)
+        if admitted is not None:
+            check_carrier(params.get("custom_params"))
+        if given and admitted is not None and admitted.limited and params.get("beam_width", 1) not in (None, 1):
+            raise BudgetError(f"{given[0][0]}: beam search cannot be limited; accepted: beam_width 1")
 
 
 def _each_request(params: Any) -> Iterator[Mapping[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sglang_ext.budget.contract import ALIASES, FIELD, NESTED, spellings
+from sglang_ext.budget.contract import ALIASES, FIELD, NESTED, BudgetError, shown, spellings
 
 
 def given_in_sampling_params(params: Mapping[str, Any]) -> list[tuple[str, Any]]:
@@ -27,11 +27,27 @@ def without_budget(params: Mapping[str, Any]) -> dict[str, Any]:
     return rest
 
 
-def with_budget(params: Mapping[str, Any], budget: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Sampling parameters that carry a checked budget as `custom_params.think_budget`, which every transport takes."""
+def check_carrier(custom_params: Any) -> None:
+    """Raises BudgetError if `custom_params` cannot carry a budget."""
+    if custom_params is not None and not isinstance(custom_params, Mapping):
+        raise BudgetError(f"custom_params: {shown(custom_params)} cannot carry a think budget; accepted: an object")
+
+
+def with_budget(params: Mapping[str, Any], budget: Mapping[str, Any] | None,
+                own: tuple[str, ...] = (FIELD,)) -> dict[str, Any]:
+    """Sampling parameters that carry a checked budget as `custom_params.think_budget`, which every transport takes.
+
+    Args:
+        own: names in `custom_params` that are ours; the others stay for a processor of the client's.
+
+    Raises:
+        BudgetError: `custom_params` is no object.
+    """
     rest = without_budget(params)
     custom = rest.get("custom_params")
-    kept = {key: value for key, value in custom.items() if key != FIELD} if isinstance(custom, Mapping) else custom
+    if budget is not None:
+        check_carrier(custom)
+    kept = {key: value for key, value in custom.items() if key not in own} if isinstance(custom, Mapping) else custom
     if budget is not None:
         kept = {**(kept or {}), FIELD: dict(budget)}
     if kept is not None or "custom_params" in rest:

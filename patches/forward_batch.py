@@ -37,20 +37,24 @@ class Staged:
     """Rows to write before a step: all on the host until `flush`.
 
     Attributes:
+        holds: [k] bool, whether the slot gets a request's row; else it is cleared.
         slots: [k] int64.
         words: [k, WORDS] int32.
         places: [m] int64, indices into the program.
         ids: [m] int32, what goes there.
     """
 
+    holds: list[bool]
     slots: torch.Tensor
     words: torch.Tensor
     places: torch.Tensor
     ids: torch.Tensor
 
-    def flush(self, state: BudgetState) -> None:
-        """Write the rows, on the current stream."""
-        device = state.words.device
+    def flush(self, target: ThinkDevice) -> None:
+        """Write the rows, on the current stream. Only now do the slots count as written: a batch that samples nothing
+        (a prefill alone) never comes here."""
+        target.held[self.slots.numpy()] = self.holds
+        state, device = target.state, target.state.words.device
         slots, words, places, ids = (
             t.to(device, non_blocking=True) for t in (self.slots, self.words, self.places, self.ids)
         )
@@ -72,6 +76,7 @@ def _stage(batch: Any, device: ThinkDevice) -> Staged | None:
     Every chunk writes the row anew: a chunk that is not the last one samples a token that is thrown away. A request
     without a budget clears a slot that had one.
     """
+    holds: list[bool] = []
     slots: list[int] = []
     words: list[list[int]] = []
     places: list[int] = []
@@ -82,7 +87,7 @@ def _stage(batch: Any, device: ThinkDevice) -> Staged | None:
         think = getattr(req, "think", None)
         if think is None and not device.held[slot]:
             continue
-        device.held[slot] = think is not None
+        holds.append(think is not None)
         slots.append(slot)
         if think is None:
             words.append(_EMPTY)
@@ -96,6 +101,7 @@ def _stage(batch: Any, device: ThinkDevice) -> Staged | None:
         return None
     pin = state.words.device.type == "cuda"
     return Staged(
+        holds,
         torch.tensor(slots, dtype=torch.int64, pin_memory=pin),
         torch.tensor(words, dtype=torch.int32, pin_memory=pin),
         torch.tensor(places, dtype=torch.int64, pin_memory=pin),

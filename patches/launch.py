@@ -15,12 +15,18 @@ from sglang_ext.config import Settings
 from .registry import HookError, check_applied
 
 READY_KEY = "sglang_ext"
+APPLICATION_VARIABLE = "SGLANG_HTTP_SERVER_APP_PATH"
+APPLICATION = "sglang_ext.http_worker:app"
 
 
 def launch_subprocesses(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     check_applied()
     Settings.from_environment()
-    os.environ.setdefault("SGLANG_HTTP_SERVER_APP_PATH", "sglang_ext.http_worker:app")
+    server_args = kwargs["server_args"] if "server_args" in kwargs else args[1]
+    application = os.environ.setdefault(APPLICATION_VARIABLE, APPLICATION)
+    if server_args.tokenizer_worker_num > 1 and application != APPLICATION:
+        raise HookError(f"{APPLICATION_VARIABLE}={application} would serve without sglang-ext's hooks in the tokenizer "
+                        "workers; unset it")
     return original(*args, **kwargs)
 
 

@@ -44,12 +44,16 @@ def build_admission(tokenizer: Any, model_config: Any) -> Admission:
 
 def _unsupported() -> str | None:
     """A server mode in which a budget would not be exact yet."""
-    from sglang.srt.runtime_context import get_disagg, get_spec
+    from sglang.srt.runtime_context import get_disagg, get_exec, get_parallel, get_spec
 
     if get_spec().speculative_algorithm:
         return "speculative decoding"
     if get_disagg().disaggregation_mode != "null":
         return "prefill/decode disaggregation"
+    if get_parallel().pp_size > 1:
+        return "pipeline parallelism"
+    if get_exec().dllm.dllm_algorithm:
+        return "a diffusion language model"
     return None
 
 

@@ -35,10 +35,9 @@ class _HostWords:
     words: torch.Tensor  # [n, WORDS] int32
 
     def consume(self, batch: Any, commits: Sequence[Any]) -> None:
-        words = self.words.numpy()
-        for i, (req, commit) in enumerate(zip(batch.reqs, commits, strict=True)):
+        for words, req, commit in zip(self.words.tolist(), batch.reqs, commits, strict=True):
             if commit is not None and getattr(req, "think", None) is not None:
-                req.think.note(words[i], commit.output_index + len(commit.token_ids))
+                req.think.note(words, commit.output_index + len(commit.token_ids))
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ def sample(original: Callable[..., Any], self: Any, logits_output: Any, forward_
     device: ThinkDevice | None = getattr(self, "think_device", None)
     staged = getattr(forward_batch, "think_staged", None)
     if device is not None and staged is not None:
-        staged.flush(device.state)
+        staged.flush(device)
     if device is None or not getattr(forward_batch, "think_active", False):
         return original(self, logits_output, forward_batch)
     from sglang.srt.managers.auxiliary_output import append_auxiliary_output

@@ -32,14 +32,16 @@ class Thinking:
                                               ignore_eos=params.ignore_eos, grammar=grammar)
         return self._row
 
-    def note(self, words: Any, length: int) -> None:
+    def note(self, words: list[int], length: int) -> None:
         """Take a slot's words [WORDS] after `length` output tokens."""
         if self._row is not None:
-            self._row.note(words, length, service.current().stride)
+            self._row.note(words, length)
 
     def result(self) -> dict[str, Any]:
-        """The request's `think` object."""
-        return self._row.result() if self._row is not None else {}
+        """The request's `think` object; of one that ended before its first prefill, all zero."""
+        if self._row is not None:
+            return self._row.result()
+        return {"budget": self.budget.max_tokens, "tokens": 0, "forced_tokens": 0, "outcome": "none"}
 
 
 def init_tokenizer(original: Callable[..., Any], self: Any) -> None:

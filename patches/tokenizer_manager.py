@@ -9,12 +9,13 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang_ext.budget import service
-from sglang_ext.budget.contract import BudgetError
+from sglang_ext.budget.contract import ALIASES, FIELD, BudgetError
 
 from .budget_fields import given_in_sampling_params, with_budget
 from .reasoning_parser import build_admission
 
 RESULT_KEY = "think"
+DEFAULT_NEW_TOKENS = 128  # SamplingParams.max_new_tokens
 GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
 
 
@@ -43,11 +44,11 @@ def create_tokenized_object(original: Callable[..., Any], self: Any, obj: Any, i
         given = given_in_sampling_params(merged)
         if obj.max_thinking_tokens is not None:
             given.append(("max_thinking_tokens", obj.max_thinking_tokens))
-        most = merged.get("max_new_tokens")
-        budget = service.current().admit(given, most)
+        budget = service.current().admit(given, merged.get("max_new_tokens", DEFAULT_NEW_TOKENS))
         if budget is not None and budget.limited:
             _check_combination(obj, merged, input_ids or [])
-        obj.sampling_params = with_budget(params, budget.to_dict() if budget is not None else None)
+        own = (FIELD,) if obj.custom_logit_processor else (FIELD, *ALIASES)
+        obj.sampling_params = with_budget(merged, budget.to_dict() if budget is not None else None, own)
     return original(self, obj, input_text, input_ids, *args, **kwargs)
 
 
@@ -60,6 +61,9 @@ def _check_combination(obj: Any, params: dict[str, Any], input_ids: list[int]) -
 
     if (params.get("beam_width") or 1) > 1:
         raise BudgetError("think_budget: beam search cannot be limited; accepted: beam_width 1")
+    if obj.input_embeds is not None:
+        raise BudgetError("think_budget: a prompt of input_embeds does not tell whether it opens a thinking block; "
+                          "accepted: a prompt of text or ids, or no limit (-1)")
     grammar = next((name for name in GRAMMARS if params.get(name)), None)
     if grammar is None or obj.require_reasoning or not service.current().opens_block(input_ids):
         return

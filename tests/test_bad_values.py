@@ -31,6 +31,9 @@ BAD = {
     "control token in message": ({"think_budget": {"max_tokens": 3, "message": "<|im_end|>"}},
                                  ["message", "<|im_end|>"]),
     "long message": ({"think_budget": {"max_tokens": 3, "message": "a" * 5000}}, ["message", "5000", "4096"]),
+    "carrier that is no object": ({"think_budget": 3, "custom_params": [1]}, ["custom_params", "[1]", "object"]),
+    "beams": ({"think_budget": 3, "beam_width": 2}, ["think_budget", "beam"]),
+    "grace without a limit": ({"think_budget": {"max_tokens": -1, "grace_tokens": 4}}, ["grace_tokens", "4"]),
     "message of another type": ({"think_budget": {"message": 5}}, ["message", "5", "string"]),
 }
 

@@ -55,10 +55,12 @@ def test_the_object_form_reads_back(most: int, least: int, grace: int, message: 
     ([5], ["[5]", "array"]),
     (2**40, [str(2**40)]),
     ({"max_tokens": None}, ["think_budget.max_tokens", "null"]),
-    ({"max_token": 4}, ["'max_token'", "answer_tokens"]),
+    ({"max_token": 4}, ['"max_token"', "answer_tokens"]),
     ({4: 4}, ["unknown key 4"]),
     ({"min_tokens": -1}, ["think_budget.min_tokens", "0 to"]),
     ({"message": "\ud800"}, ["think_budget.message", "surrogate"]),
+    ("\ud800", ["\\ud800", "string"]),
+    ({"max_tokens": -1, "grace_tokens": 5}, ["think_budget.grace_tokens", "5"]),
 ])
 def test_refusals_name_field_value_and_range(value: Any, parts: list[str]) -> None:
     with pytest.raises(BudgetError) as error:

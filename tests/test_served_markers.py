@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,22 @@ def test_grace_closes_at_a_line_end(pieces: Script) -> None:
     assert "".join(got).startswith("intro\n</think>")
     assert think["outcome"] == "grace"
     assert think["tokens"] == 2
+
+
+def test_nothing_of_an_earlier_request_is_left_in_a_slot(pieces: Script) -> None:
+    """A request ends in the middle of its message; two samples without a budget, whose common prefill samples nothing,
+    get its slot, while another request's budget keeps the step's budget work going."""
+    looping = [*pieces.tokenizer.encode(OPEN), pieces.tokenizer.convert_tokens_to_ids("loop")]
+    cycle = [pieces.tokenizer.convert_tokens_to_ids(t) for t in ("lo", "loo", "loop")]
+    keeper = {"input_ids": looping, "sampling_params": {"temperature": 0, "max_new_tokens": 400, "think_budget": 399}}
+    running = threading.Thread(target=pieces.server.generate, kwargs=keeper)
+    running.start()
+    for _ in range(3):
+        pieces.ask(OPEN, "loop", {"max_tokens": 0, "message": "the message of another request, which is long"}, new=4)
+        results = pieces.server.post("/generate", {"input_ids": looping, "sampling_params": {
+            "n": 2, "temperature": 0, "max_new_tokens": 9}}).json()
+        assert [r["output_ids"] for r in results] == [cycle * 3] * 2
+    running.join()
 
 
 @pytest.mark.parametrize("grammar", [{"regex": "[0-9]{3}"}, {"json_schema": '{"type": "integer"}'}], ids=str)

@@ -234,9 +234,9 @@ def test_a_row_moves_between_slots_and_is_rebuilt_from_its_output(scripted: tupl
         token = data.draw(st.sampled_from(tokenizer.encode("</think>") + tokenizer.encode("loop\n")))
         output.append(advance_row(token, words, program, automaton))
     replayed = admission.rebuilt(row, output)
-    row.note(words, len(output), stride)
-    assert admission.rebuilt(row, output) == row.latest == replayed
-    moved = row.placed(row.latest, row.shared + slots[1] * stride)
+    row.note(list(words), len(output))
+    assert admission.rebuilt(row, output) == row.lifted_off() == replayed
+    moved = row.placed(row.lifted_off(), row.shared + slots[1] * stride)
     rest = [[], []]
     for state, ids in ((words, rest[0]), (moved, rest[1])):
         while state[Word.CURSOR] != NOT_FORCING:

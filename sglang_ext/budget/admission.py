@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from .automaton import Automaton
+from .automaton import Automaton, ImplicitEnd
 from .contract import UNLIMITED, BudgetError, Limits, ThinkBudget, one_of, shown
 from .kernels.layout import (
     AUTO_MASK,
@@ -38,22 +38,28 @@ class RequestRow:
             after the shared ones, at `shared`.
         program: ids of the request's own forced sequence, or empty.
         shared: length of the shared sequences.
-        latest: [WORDS] after `latest_length` output tokens, free of a slot as `words` are.
+        stride: room for a request's own sequence in a slot.
+        latest: [WORDS] after `latest_length` output tokens, as they stood in whatever slot it was.
     """
 
     words: list[int]
     program: list[int]
     shared: int
+    stride: int
     latest_length: int = 0
     latest: list[int] = field(default_factory=list)
 
-    def note(self, words: Sequence[int], length: int, stride: int) -> None:
+    def note(self, words: list[int], length: int) -> None:
         """Remember a slot's words after `length` output tokens."""
-        self.latest = [int(w) for w in words]
-        self.latest_length = length
+        self.latest, self.latest_length = words, length
+
+    def lifted_off(self) -> list[int]:
+        """The latest words, free of a slot as `words` are."""
+        lifted = list(self.latest)
         for word in (Word.CURSOR, Word.WALL):
-            if self.latest[word] >= self.shared:
-                self.latest[word] = self.shared + (self.latest[word] - self.shared) % stride
+            if lifted[word] >= self.shared:
+                lifted[word] = self.shared + (lifted[word] - self.shared) % self.stride
+        return lifted
 
     def placed(self, words: Sequence[int], start: int) -> list[int]:
         """Words for a slot whose own program starts at `start`."""
@@ -209,7 +215,7 @@ class Admission:
         shared = len(automaton.program)
         words[Word.WALL] = shared if program else 0
         arm(words, automaton, chosen=False)
-        return RequestRow(words, program, shared)
+        return RequestRow(words, program, shared, self.stride)
 
     def rebuilt(self, row: RequestRow, output: Sequence[int]) -> list[int]:
         """Slot-free words after `output`: the ones noted while it was produced, else a replay of the ids.
@@ -218,7 +224,7 @@ class Admission:
         """
         assert self.automaton is not None
         if row.latest and row.latest_length == len(output):
-            return row.latest
+            return row.lifted_off()
         words = list(row.words)
         program = [*self.automaton.program, *row.program]
         for token in output:
@@ -244,6 +250,17 @@ def prompt_word(automaton: Automaton, prompt: Sequence[int]) -> int:
     opened = data.rfind(markers.start)
     if opened < 0:
         return automaton.response_start
-    state, _ = automaton.bytewise.run(automaton.bytewise.block_start, data[opened + len(markers.start) :])
-    word = int(automaton.bytewise.words[state])
-    return word if word & INSIDE else automaton.response_start
+    inside = data[opened + len(markers.start) :]
+    if markers.end in inside or any(_ends(implicit, inside) for implicit in markers.implicit):
+        return automaton.response_start
+    # What stands half-written at the end is no longer than a marker, and the byte before it tells a line's start.
+    reach = max(len(m) for m in (markers.end, *(i.marker for i in markers.implicit))) + 1
+    state, _ = automaton.bytewise.run(automaton.bytewise.block_start, inside[-reach:])
+    return int(automaton.bytewise.words[state])
+
+
+def _ends(implicit: ImplicitEnd, inside: bytes) -> bool:
+    """Whether an implicit end stands in the text of a block."""
+    if not implicit.at_line_start:
+        return implicit.marker in inside
+    return inside.startswith(implicit.marker) or b"\n" + implicit.marker in inside

@@ -101,7 +101,7 @@ def _parse_object(value: Mapping[Any, Any], base: ThinkBudget, limits: Limits, f
     known = [f.name for f in fields(ThinkBudget)]
     for key in value:
         if key not in known:
-            raise BudgetError(f"{field}: unknown key {key!r}; accepted keys: {', '.join(known)}")
+            raise BudgetError(f"{field}: unknown key {shown(key)}; accepted keys: {', '.join(known)}")
     given: dict[str, Any] = {}
     for key, part in value.items():
         if key == "message":
@@ -111,6 +111,9 @@ def _parse_object(value: Mapping[Any, Any], base: ThinkBudget, limits: Limits, f
             highest = limits.ceiling if key == "max_tokens" else CEILING
             given[key] = _tokens(part, f"{field}.{key}", lowest, highest)
     most = given.get("max_tokens", base.max_tokens)
+    if most == UNLIMITED and given.get("grace_tokens"):
+        raise BudgetError(f"{field}.grace_tokens: {given['grace_tokens']} has no limit to be within; accepted: 0, or a "
+                          "max_tokens of 0 or more beside it")
     for key in ("min_tokens", "grace_tokens"):
         given.setdefault(key, _shrunk(getattr(base, key), most))
     return replace(base, **given)
@@ -139,7 +142,7 @@ def _message(value: Any, field: str) -> str:
 
 def shown(value: Any) -> str:
     """A value as the client wrote it, in JSON, cut if it is long."""
-    text = json.dumps(value, default=repr, ensure_ascii=False)
+    text = json.dumps(value, default=repr, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= 60 else text[:57] + "..."
 
 
