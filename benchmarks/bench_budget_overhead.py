@@ -14,6 +14,7 @@ import datetime
 import json
 import os
 import platform
+import signal
 import statistics
 import sys
 import time
@@ -83,6 +84,7 @@ def main() -> None:
     parser.add_argument("--budget", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=7)
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the servers are ended
     processor = stock_processor()
     ours = servers.launch(*COMMON)
     try:

@@ -188,8 +188,8 @@ def _announce(server_args: Any) -> None:
 def _announce_when_ready(url: str) -> None:
     while not _answers(url + "/health"):
         time.sleep(0.5)
-    body = {"messages": [{"role": "user", "content": "How many days are in three weeks?"}], "think_budget": 32,
-            "max_tokens": 96, "temperature": 0}
+    body = {"messages": [{"role": "user", "content": "How many days are in three weeks?"}], "think_budget": 8,
+            "max_tokens": 96, "temperature": 0, "return_meta_info": True}
     print(f"\nServing on {url}\nTry it:\n  curl -s {url}/v1/chat/completions -H 'Content-Type: application/json' "
           f"-d '{json.dumps(body)}'\n", flush=True)
 
