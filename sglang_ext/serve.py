@@ -154,12 +154,12 @@ def _serve(settings: Settings, argv: list[str]) -> int:
         run_server(server_args)
     except HookError as error:
         raise SettingsError(str(error)) from None
-    except (KeyboardInterrupt, _Stopped):
+    except (KeyboardInterrupt, _Stopped) as stopped:
         kill_process_tree(os.getpid(), include_parent=False)
         sys.stdout.flush()
         sys.stderr.flush()
         # No orderly end of the interpreter: a half-started server's sockets wait for peers that are gone.
-        os._exit(128 + signal.SIGTERM)
+        os._exit(128 + (signal.SIGTERM if isinstance(stopped, _Stopped) else signal.SIGINT))
     finally:
         kill_process_tree(os.getpid(), include_parent=False)
     return 0
