@@ -38,7 +38,7 @@ def test_every_value_is_a_budget_or_an_error_that_names_the_field(value: Any) ->
 def test_the_object_form_reads_back(most: int, least: int, grace: int, message: str) -> None:
     value = {"max_tokens": most, "min_tokens": least, "grace_tokens": grace, "message": message}
     if (most == -1 and grace) or (most != -1 and max(least, grace) > most):
-        with pytest.raises(BudgetError, match="grace_tokens|above max_tokens"):
+        with pytest.raises(BudgetError, match=r"grace_tokens|above max_tokens"):
             parse(value, OPEN)
         return
     budget = parse(value, OPEN)
