@@ -1,0 +1,391 @@
+"""The think budget for transformers' `generate()`: a `LogitsProcessor` on the server's automaton and kernels.
+
+A processor masks before the draw and sees, at the next call, what was drawn: one advance and one mask a step, whatever
+the length. It cannot replace a drawn id, so the server's rule that an EOS inside a limited block becomes the end marker
+is kept by moving the EOS's probability to the end marker's id before the draw. No serving engine is imported.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from transformers import GenerationConfig, LogitsProcessor
+
+from .budget.admission import Admission, RequestRow
+from .budget.automaton import Automaton, Markers
+from .budget.contract import BudgetError, Limits, ThinkBudget, parse
+from .budget.kernels import BudgetState, Flag, Tables, Word, advance, mask_logits
+from .budget.kernels.layout import INSIDE, NOT_FORCING, STATE_MASK
+from .budget.markers import encode_exact, find_markers, vocabulary_of
+
+Budget = int | Mapping[str, Any] | None
+WINDOW = 512
+"""Tokens of the history that a step compares with what it saw before; for one sequence, how far it can be taken back,
+which is to say the longest draft."""
+
+_REFUSED = {
+    "num_beams": (1, "beam search reorders the sequences"),
+    "num_beam_groups": (1, "beam search reorders the sequences"),
+    "constraints": (None, "constrained search is a beam search"),
+    "force_words_ids": (None, "constrained search is a beam search"),
+    "penalty_alpha": (0, "contrastive search chooses among candidates by itself"),
+    "dola_layers": (None, "DoLa is not one forward pass a token"),
+    "assistant_ensemble_weight": (None, "an ensemble accepts ids that the budget forbids"),
+    "token_healing": (False, "it rewrites the prompt"),
+}
+_automata: WeakKeyDictionary[Any, dict[Any, Automaton]] = WeakKeyDictionary()
+
+
+class ThinkBudgetLogitsProcessor(LogitsProcessor):
+    """Enforces a think budget on each sequence of one prompt batch.
+
+    Put it last in `logits_processor`, so that no other one overrides a forced id, and give it the arguments that
+    `generate()` gets::
+
+        options = {"max_new_tokens": 512, "do_sample": True}
+        processor = ThinkBudgetLogitsProcessor(model, tokenizer, [64, None], **inputs, **options)
+        output = model.generate(**inputs, **options, logits_processor=[processor])
+        processor.results(output)
+
+    Greedy decoding, sampling and assisted generation are served. Another `generate()` with the same prompts starts
+    over.
+    """
+
+    supports_continuous_batching = False
+
+    def __init__(self, model: Any, tokenizer: Any, budgets: Budget | Sequence[Budget], input_ids: torch.Tensor,
+                 attention_mask: torch.Tensor | None = None, *, markers: tuple[str, str] | None = None,
+                 message: str = "", generation_config: GenerationConfig | None = None, **options: Any) -> None:
+        """Check the budgets and make their rows.
+
+        Args:
+            model: the model that generates; only its configurations are read.
+            tokenizer: the model's.
+            budgets: what the server's `think_budget` accepts, or None for no budget; one for all sequences, or a list
+                with one for each prompt, or for each sequence returned.
+            input_ids: [prompts, length] int, the prompts.
+            attention_mask: [prompts, length], 0 at padding; None if there is none.
+            markers: texts that open and end thinking; None to take the tokenizer's.
+            message: text forced before the end marker, where a budget names none.
+            generation_config, options: as `generate()` gets them.
+
+        Raises:
+            BudgetError: a budget is not accepted; the message names field, value and what is accepted.
+            ValueError: another argument is not.
+        """
+        if model.config.is_encoder_decoder:
+            raise ValueError("model: an encoder-decoder model is not supported; accepted: decoder-only models")
+        if input_ids.dim() != 2 or (attention_mask is not None and attention_mask.shape != input_ids.shape):
+            mask_shape = None if attention_mask is None else tuple(attention_mask.shape)
+            raise ValueError(f"input_ids of shape {tuple(input_ids.shape)}, attention_mask of shape {mask_shape}; "
+                             "accepted: two of the same shape [prompts, length]")
+        generation = _Options.of(model, generation_config, options, input_ids.shape[1])
+        self._width = int(model.config.get_text_config().vocab_size)
+        self._admission = _admission(tokenizer, markers, message, generation.eos_ids, self._width)
+        self._options = generation
+        self._prompt = input_ids.repeat_interleave(generation.copies, 0)
+        attended = self._prompt.new_ones(input_ids.shape) if attention_mask is None else attention_mask
+        prompts = [ids[kept.bool()].tolist() for ids, kept in zip(input_ids, attended, strict=True)]
+        self._requests = self._admit(budgets, prompts)
+        self._seen: torch.Tensor | None = None  # [rows, length], the history at the last call
+        self._points: deque[_Point] = deque(maxlen=WINDOW if len(self._prompt) == 1 else 1)  # by length, gapless
+        self._device: _Device | None = None
+
+    def _admit(self, budgets: Budget | Sequence[Budget], prompts: list[list[int]]) -> list[RequestRow | None]:
+        """Each sequence's row, None where it has no budget."""
+        copies, new = self._options.copies, self._options.max_new_tokens
+        rows = len(prompts) * copies
+        if not isinstance(budgets, list | tuple):
+            named = [("budgets", budgets)] * rows
+        else:
+            if len(budgets) not in (len(prompts), rows):
+                raise ValueError(f"budgets: {len(budgets)} of them for {len(prompts)} prompts with {copies} returned "
+                                 f"sequences each; accepted: one value, {len(prompts)} or {rows}")
+            each = rows // len(budgets) if budgets else 1
+            named = [(f"budgets[{i}]", value) for i, value in enumerate(budgets) for _ in range(each)]
+        requests: list[RequestRow | None] = []
+        for i, (name, value) in enumerate(named):
+            budget = self._admission.admit([(name, value)], new) if value is not None else None
+            if budget is not None and budget.answer_tokens and new is None:
+                raise BudgetError(f"{name}.answer_tokens: {budget.answer_tokens} is a part of max_new_tokens, which is "
+                                  "not given; accepted: 0, or a max_new_tokens beside it")
+            requests.append(self._admission.row(budget, prompts[i // copies], new) if budget is not None else None)
+        return requests
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Mask the scores of the next token.
+
+        Args:
+            input_ids: [rows, length] int64, prompts and what was generated.
+            scores: [rows, vocab] floating point; not written.
+
+        Returns:
+            [rows, vocab], equal to `scores` to the bit where a row has no budget.
+
+        Raises:
+            ValueError: the sequences are not the ones that the processor was made for, or follow from no draw of it.
+        """
+        if scores.shape[1] != self._width:
+            if len(self._prompt) == 1:
+                return scores  # asked by an assistant model about ids of its own tokenizer
+            raise ValueError(f"scores of {scores.shape[1]} ids, but the model's vocab_size is {self._width}")
+        if not any(self._requests):
+            return scores
+        point = self._follow(input_ids)
+        scores = scores.clone(memory_format=torch.contiguous_format)
+        device = self._on(scores.device)
+        mask_logits(scores, device.rows.masked_fill(point.ended, -1), point.state, device.tables)
+        self._points.append(replace(point, draw=self._move_eos(scores, point)))
+        self._seen = input_ids
+        return scores
+
+    def results(self, output: Any) -> list[dict[str, Any] | None]:
+        """What each sequence spent on thinking, as the server's `meta_info["think"]`; None where it has no budget.
+
+        Args:
+            output: what `generate()` returned. The processor is not called after the last token, so it is read here.
+
+        Raises:
+            ValueError: the sequences do not come from this processor's draws.
+        """
+        sequences: torch.Tensor = getattr(output, "sequences", output)
+        if not any(self._requests):
+            return [None] * len(self._requests)
+        point = self._follow(sequences)
+        results: list[dict[str, Any] | None] = []
+        for i, (request, words) in enumerate(zip(self._requests, point.settled.tolist(), strict=True)):
+            if request is not None and not words[Word.FLAGS] & Flag.ACTIVE:
+                raise ValueError(_overridden(i))
+            if request is not None:
+                request.note(words, sequences.shape[1] - self._prompt.shape[1])
+            results.append(request.result() if request is not None else None)
+        return results
+
+    def _on(self, device: torch.device) -> _Device:
+        if self._device is None or self._device.tables.step.device != device:
+            assert self._admission.automaton is not None
+            self._device = _Device(self._admission, self._requests, device)
+        return self._device
+
+    def _follow(self, input_ids: torch.Tensor) -> _Point:
+        """The state after `input_ids`: one token beyond a point that is known, or the start."""
+        rows, length = input_ids.shape
+        start = self._prompt.shape[1]
+        if rows != len(self._prompt):
+            raise ValueError(f"generate() runs {rows} sequences, the processor was made for {len(self._prompt)}; give "
+                             "both the same num_return_sequences; beam search is not supported")
+        while self._points and self._points[-1].length >= length:
+            self._points.pop()
+        if length <= start:
+            if not torch.equal(input_ids, self._prompt.to(input_ids.device)):
+                raise ValueError("generate() got other prompts than the processor; make one for each batch of prompts")
+            return self._on(input_ids.device).start(length)
+        base = self._points[-1] if self._points else None
+        if base is None or base.length != length - 1 or not self._agrees(input_ids):
+            reason = ("beam search, which is not supported, reorders them" if rows > 1 else
+                      f"a draft may be {WINDOW} tokens long, and every token is to be drawn with this processor")
+            raise ValueError(f"the sequences do not continue those of the last call: {reason}")
+        return self._take(base, input_ids[:, -1])
+
+    def _agrees(self, input_ids: torch.Tensor) -> bool:
+        """Whether all but the last token are those seen, as far as the window reaches."""
+        assert self._seen is not None
+        stop = input_ids.shape[1] - 1
+        near = slice(max(0, stop - WINDOW), stop)
+        return torch.equal(input_ids[:, near], self._seen[:, near])
+
+    def _take(self, base: _Point, tokens: torch.Tensor) -> _Point:
+        """The point after `base` and one token per row, [rows] int64."""
+        device, draw = self._on(tokens.device), base.draw
+        assert draw is not None
+        ends = torch.isin(tokens, device.eos_ids)
+        # Inside a limited block EOS cannot be drawn: there it pads a sequence that something else has ended.
+        ended = base.ended | (draw.closable & ends)
+        rows = device.rows.masked_fill(ended, -1)
+        taken = torch.where(draw.wanted_eos & (tokens == draw.end_ids), device.first_eos, tokens)
+        state = replace(base.state, words=base.state.words.clone())
+        advance(taken, rows, state, device.tables)
+        strayed = (rows >= 0) & (taken != tokens)
+        if bool(strayed.any()):
+            ended = ended | strayed
+            state.words[strayed] = base.state.words[strayed]
+            self._check_strayed(strayed & (tokens != self._options.pad_id))
+            if len(tokens) == 1:
+                state.words[0, Word.FLAGS] &= ~int(Flag.ACTIVE)
+        pads = (tokens == self._options.pad_id) & ~ends
+        settled = torch.where(pads[:, None], base.settled, state.words)
+        return _Point(base.length + 1, state, ended | ends, settled)
+
+    def _check_strayed(self, strayed: torch.Tensor) -> None:
+        """A single sequence may be a draft that will be rejected; `results` looks at the one that is not."""
+        if len(strayed) > 1 and bool(strayed.any()):
+            raise ValueError(_overridden(int(strayed.nonzero()[0])))
+
+    def _move_eos(self, scores: torch.Tensor, point: _Point) -> _Draw:
+        """Inside blocks that EOS closes, give the scores of all EOS ids to the id that the server would put there.
+
+        The sum of probabilities is that of the temperature at which the token is drawn, the maximum where it is not
+        sampled. Whether the id, if drawn, stands for EOS is decided here too, with the odds that the two had.
+        """
+        device, words, t = self._on(scores.device), point.state.words, self._options.temperature
+        needed = int(Flag.ACTIVE | Flag.EOS_CLOSES)
+        closable = ((words[:, Word.FLAGS] & needed) == needed) & ((words[:, Word.AUTO] & INSIDE) != 0)
+        closable &= (words[:, Word.CURSOR] == NOT_FORCING) & ~point.ended
+        end_ids = point.state.program[device.tables.end_cursor[words[:, Word.AUTO] & STATE_MASK]].long()
+        end, eos = scores.gather(1, end_ids[:, None]), scores[:, device.eos_ids]
+        both = torch.cat([end, eos], 1)
+        if t:
+            whole = (both / t).logsumexp(1, keepdim=True)
+            wanted_eos = (device.uniform(len(scores)) >= (end / t - whole).exp()).squeeze(1)
+            whole = whole * t
+        else:
+            whole = both.amax(1, keepdim=True)
+            wanted_eos = (whole > end).squeeze(1)
+        scores[:, device.eos_ids] = eos.masked_fill(closable[:, None], -torch.inf)
+        scores.scatter_(1, end_ids[:, None], torch.where(closable[:, None], whole, end))
+        return _Draw(closable, closable & wanted_eos, end_ids)
+
+
+@dataclass(frozen=True)
+class _Options:
+    """What a budget has to know of the arguments of `generate()`."""
+
+    eos_ids: tuple[int, ...]
+    pad_id: int  # -1 if nothing is padded
+    copies: int  # sequences returned for each prompt
+    temperature: float  # 0 where tokens are not sampled
+    max_new_tokens: int | None
+
+    @classmethod
+    def of(cls, model: Any, config: GenerationConfig | None, options: Mapping[str, Any], prompt: int) -> _Options:
+        """Merge the sources as `generate()` does: options, then `config`, then the model's own; None says nothing.
+
+        Raises:
+            ValueError: an option is unknown to `generate()`, or is of a decoding mode that is not supported.
+        """
+        sources = [dict(options), *(vars(c) for c in (config, model.generation_config) if c is not None)]
+        for name in options:
+            if not hasattr(model.generation_config, name):
+                raise ValueError(f"{name}: unknown; accepted: generation options of generate()")
+
+        def given(name: str, default: Any = None) -> Any:
+            return next((source[name] for source in sources if source.get(name) is not None), default)
+
+        for name, (accepted, reason) in _REFUSED.items():
+            if given(name, accepted) != accepted:
+                raise ValueError(f"{name}: {given(name)} is not supported with a think budget: {reason}; "
+                                 f"accepted: {accepted}")
+        eos = given("eos_token_id", [])
+        eos_ids = tuple(int(i) for i in (torch.as_tensor(eos).reshape(-1).tolist()))
+        length = given("max_length")
+        return cls(
+            eos_ids,
+            int(given("pad_token_id", eos_ids[0] if eos_ids else -1)),
+            int(given("num_return_sequences", 1)),
+            float(given("temperature", 1.0)) if given("do_sample", False) else 0.0,
+            given("max_new_tokens", None if length is None else length - prompt),
+        )
+
+
+@dataclass(frozen=True)
+class _Draw:
+    """What was decided about the token after a point."""
+
+    closable: torch.Tensor  # [rows] bool, EOS would close a block, so it cannot be drawn
+    wanted_eos: torch.Tensor  # [rows] bool, the end marker's id, if drawn, stands for EOS
+    end_ids: torch.Tensor  # [rows] int64, that id
+
+
+@dataclass(frozen=True)
+class _Point:
+    """The state after a prefix of the sequences; nothing here is written again."""
+
+    length: int
+    state: BudgetState  # slot i is row i
+    ended: torch.Tensor  # [rows] bool, the row's tokens are followed no more
+    settled: torch.Tensor  # [rows, WORDS] int32, as `state.words` before the padding that the row ends in
+    draw: _Draw | None = None
+
+
+class _Device:
+    """The tables and the rows at their start, where the scores are."""
+
+    def __init__(self, admission: Admission, requests: Sequence[RequestRow | None], device: torch.device) -> None:
+        automaton = admission.automaton
+        assert automaton is not None
+        state = BudgetState.allocate(len(requests), automaton.program, admission.stride, "cpu")
+        for i, request in enumerate(requests):
+            if request is not None:
+                start = state.program_start(i)
+                state.words[i] = torch.tensor(request.placed(request.words, start), dtype=torch.int32)
+                state.program[start : start + len(request.program)] = torch.tensor(request.program, dtype=torch.int32)
+        self.state = replace(state, words=state.words.to(device), program=state.program.to(device))
+        self.tables = Tables.from_host(automaton, device)
+        self.rows = torch.tensor([i if r is not None else -1 for i, r in enumerate(requests)], device=device)
+        self.eos_ids = self.tables.eos_ids.long()  # [n] int64
+        self.first_eos = int(automaton.eos_ids[0]) if len(automaton.eos_ids) else -1
+        self._generator: torch.Generator | None = None
+
+    def start(self, length: int) -> _Point:
+        """The point after the prompts, `length` tokens each."""
+        ended = torch.zeros_like(self.rows, dtype=torch.bool)
+        return _Point(length, self.state, ended, self.state.words)
+
+    def uniform(self, n: int) -> torch.Tensor:
+        """[n, 1] float32 in [0, 1), from a generator of our own: torch's, on which the draws of the rows without a
+        budget depend, is only looked at once, for a seed."""
+        where = self.rows.device
+        if self._generator is None:
+            with torch.random.fork_rng(devices=[where] if where.type == "cuda" else []):
+                seed = int(torch.randint(2**62, (), device=where))
+            self._generator = torch.Generator(where).manual_seed(seed)
+        return torch.rand(n, 1, device=where, generator=self._generator)
+
+
+def _admission(tokenizer: Any, pair: tuple[str, str] | None, message: str, eos_ids: Sequence[int],
+               width: int) -> Admission:
+    """What the model's budgets need.
+
+    Raises:
+        ValueError: the markers are no two different texts, or the message is not accepted.
+    """
+    start, end = pair if pair is not None else (None, None)
+    if pair is not None and (not start or not end):
+        raise ValueError(f"markers: {pair!r}; accepted: two different, non-empty texts")
+    markers = find_markers(tokenizer, start, end, None)
+    try:
+        limits = Limits(parse({"message": message}, Limits()))
+        if markers is None:
+            return Admission(limits, None, lambda text: [], "the tokenizer tells no thinking markers; give `markers`")
+        automaton = _automaton(tokenizer, markers, tuple(eos_ids), width)
+        admission = Admission(limits, automaton, lambda text: encode_exact(tokenizer, automaton.vocabulary, text))
+        admission.message_ids(limits.default or ThinkBudget())
+    except BudgetError as error:
+        raise BudgetError(str(error).replace("think_budget.message", "message")) from None
+    return admission
+
+
+def _automaton(tokenizer: Any, markers: Markers, eos_ids: tuple[int, ...], width: int) -> Automaton:
+    """The lifted automaton, made once for a tokenizer: it takes a while.
+
+    Raises:
+        ValueError: the vocabulary cannot write the end marker.
+    """
+    known = _automata.setdefault(tokenizer, {})
+    key = (markers, eos_ids, width, len(tokenizer))
+    if key not in known:
+        try:
+            known[key] = Automaton(markers, vocabulary_of(tokenizer, markers, eos_ids, width))
+        except ValueError as error:
+            raise ValueError(f"markers: the end marker {markers.end.decode()!r} cannot be written: {error}") from None
+    return known[key]
+
+
+def _overridden(row: int) -> str:
+    return (f"sequence {row} does not hold the id that its think budget forced: another logits processor overrode it; "
+            "put the think budget last")
