@@ -103,10 +103,11 @@ class ThinkBudgetLogitsProcessor(LogitsProcessor):
         if not isinstance(budgets, list | tuple):
             named = [("budgets", budgets)] * rows
         else:
-            if len(budgets) not in (len(prompts), rows):
+            counts = sorted({len(prompts), rows})
+            if len(budgets) not in counts:
                 raise ValueError(f"budgets: {len(budgets)} of them for {len(prompts)} prompts with {copies} returned "
-                                 f"sequences each; accepted: one value, {len(prompts)} or {rows}")
-            each = rows // len(budgets) if budgets else 1
+                                 f"sequences each; accepted: one value, or {' or '.join(map(str, counts))}")
+            each = rows // len(budgets)
             named = [(f"budgets[{i}]", value) for i, value in enumerate(budgets) for _ in range(each)]
         requests: list[RequestRow | None] = []
         for i, (name, value) in enumerate(named):
