@@ -65,7 +65,7 @@ class Point:
         if budget is not None:
             row[Word.AUTO] = int(self.a.bytewise.words[self.a.bytewise.block_start])
             row[Word.USED], row[Word.OUTCOME], row[Word.MAX] = history, Outcome.OPEN, budget
-            row[Word.FLAGS], row[Word.GRACE] = Flag.ACTIVE | Flag.EOS_CLOSES, NO_LIMIT
+            row[Word.FLAGS], row[Word.GRACE], row[Word.LAST] = Flag.ACTIVE | Flag.EOS_CLOSES, NO_LIMIT, NO_LIMIT
         row[Word.CURSOR] = NOT_FORCING
         ref.arm(row, self.a, chosen=False)
         return row

@@ -30,6 +30,13 @@ class ThinkDevice:
         self.state = BudgetState.allocate(slots, admission.automaton.program, admission.stride, device)
         self.tables = Tables.from_host(admission.automaton, device)
         self.held = np.zeros(slots, dtype=bool)  # [slots], slot was last written with a request's row
+        self._nodes = self.state.allocate_nodes(0, 0)
+
+    def nodes(self, requests: int, width: int) -> torch.Tensor:
+        """Room for the nodes of a verification, as `walk` takes it; it grows to the largest one."""
+        if self._nodes.numel() < requests * width * WORDS:
+            self._nodes = self.state.allocate_nodes(requests, width)
+        return self._nodes
 
 
 @dataclass

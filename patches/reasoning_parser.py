@@ -9,6 +9,9 @@ from sglang_ext.budget.markers import ParserMarkers
 from sglang_ext.budget.service import build, refusing
 from sglang_ext.config import Settings
 
+SPECULATION = ("EAGLE", "EAGLE3", "NEXTN", "FROZEN_KV_MTP", "STANDALONE", "NGRAM", "UNO")
+"""Algorithms that verify with `eagle_sample`."""
+
 
 def parser_markers(tokenizer: Any) -> ParserMarkers | None:
     """Markers of the server's reasoning parser; None if it has none that are fixed."""
@@ -46,8 +49,9 @@ def _unsupported() -> str | None:
     """A server mode in which a budget would not be exact yet."""
     from sglang.srt.runtime_context import get_disagg, get_exec, get_parallel, get_spec
 
-    if get_spec().speculative_algorithm:
-        return "speculative decoding"
+    algorithm = get_spec().speculative_algorithm
+    if algorithm and algorithm.upper() not in SPECULATION:
+        return f"speculative decoding by {algorithm}, whose verification is its own; known: {', '.join(SPECULATION)}"
     if get_disagg().disaggregation_mode != "null":
         return "prefill/decode disaggregation"
     if get_parallel().pp_size > 1:

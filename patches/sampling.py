@@ -33,11 +33,18 @@ class _HostWords:
     """Slots' words after a step, on the host."""
 
     words: torch.Tensor  # [n, WORDS] int32
+    taken: torch.Tensor | None  # [n] int32, tokens that the step took in; None: one each
 
     def consume(self, batch: Any, commits: Sequence[Any]) -> None:
-        for words, req, commit in zip(self.words.tolist(), batch.reqs, commits, strict=True):
-            if commit is not None and getattr(req, "think", None) is not None:
-                req.think.note(words, commit.output_index + len(commit.token_ids))
+        taken = [1] * len(self.words) if self.taken is None else self.taken.tolist()
+        for words, count, req, commit in zip(self.words.tolist(), taken, batch.reqs, commits, strict=True):
+            if commit is None or getattr(req, "think", None) is None:
+                continue
+            length = commit.output_index + len(commit.token_ids)
+            if len(commit.token_ids) == count:
+                req.think.note(words, length)
+            else:  # the response ended within the step
+                req.think.replay(req.output_ids[:length])
 
 
 @dataclass(frozen=True)
@@ -45,9 +52,24 @@ class _DeviceWords:
     """Slots' words after a step, on the device."""
 
     words: torch.Tensor  # [n, WORDS] int32
+    taken: torch.Tensor | None  # [n] int32
 
     def copy_to_host(self, copy_tensor: Callable[[torch.Tensor], torch.Tensor]) -> _HostWords:
-        return _HostWords(copy_tensor(self.words))
+        return _HostWords(copy_tensor(self.words), None if self.taken is None else copy_tensor(self.taken))
+
+
+def report_words(logits_output: Any, device: ThinkDevice, rows: torch.Tensor,
+                 taken: torch.Tensor | None = None) -> None:
+    """Send the words of these slots to the host with the step's tokens.
+
+    Args:
+        rows: [n] int, slots.
+        taken: [n] int, how many tokens the step took in for each; None: one each.
+    """
+    from sglang.srt.managers.auxiliary_output import append_auxiliary_output
+
+    logits_output.auxiliary_device_output = append_auxiliary_output(
+        logits_output.auxiliary_device_output, _DeviceWords(device.state.words[rows], taken))
 
 
 def init_post_memory_pool_components(original: Callable[..., Any], self: Any) -> None:
@@ -60,6 +82,7 @@ def init_post_memory_pool_components(original: Callable[..., Any], self: Any) ->
             raise HookError(f"the sampler {type(self.sampler).__name__} overrides {name}, so think budgets would not "
                             "be enforced")
     self.think_device = ThinkDevice(self.req_to_token_pool.req_to_token.shape[0], self.device)
+    self.req_to_token_pool.think_device = self.think_device  # a verification knows the slots, but no runner
 
 
 def sample(original: Callable[..., Any], self: Any, logits_output: Any, forward_batch: Any) -> torch.Tensor:
@@ -69,17 +92,13 @@ def sample(original: Callable[..., Any], self: Any, logits_output: Any, forward_
         staged.flush(device)
     if device is None or not getattr(forward_batch, "think_active", False):
         return original(self, logits_output, forward_batch)
-    from sglang.srt.managers.auxiliary_output import append_auxiliary_output
-
     rows = forward_batch.req_pool_indices[: logits_output.next_token_logits.shape[0]]
     self.sampler.think_step = _Step(device, rows)
     try:
         tokens = original(self, logits_output, forward_batch)
     finally:
         self.sampler.think_step = None
-    logits_output.auxiliary_device_output = append_auxiliary_output(
-        logits_output.auxiliary_device_output, _DeviceWords(device.state.words[rows])
-    )
+    report_words(logits_output, device, rows)
     return tokens
 
 

@@ -35,6 +35,7 @@ FAMILIES = {
     "shared prefix": Markers(b"<ta>", b"<tb>", b"\n"),
     "line break inside": Markers(b"\n<t", b"\n</t", b"\n"),
     "one byte": Markers(b"s", b"e", b""),
+    "characters": Markers("⟨é".encode(), "é⟩".encode(), b"\n", (ImplicitEnd("⟩😀".encode()),)),
 }
 
 
@@ -43,7 +44,8 @@ def lifted(family: str, vocab: int, special: bool) -> Automaton:
     """An automaton over `vocab` ids, with the markers as ids of their own or written in pieces."""
     rng = random.Random(f"{family} {vocab} {special}")
     m = FAMILIES[family]
-    alphabet = sorted({*m.start, *m.end, *m.line_break, *(b for i in m.implicit for b in i.marker), 0x0A})
+    alphabet = sorted({*m.start, *m.end, *m.line_break, *(b for i in m.implicit for b in i.marker), 0x0A, 0xC3, 0xE2,
+                       0xF0, 0x9F})
     pieces = [b"", b"<eos>", *([m.start, m.end] if special else []), *(bytes([b]) for b in alphabet)]
     pieces += [m.end + m.start, m.end + b"\n" + m.start + b"x", m.start + m.end, m.end[:-1], b"x" + m.end[:1],
                m.end[1:], m.end[-1:] + b"\n", m.start[:-1], m.start[-1:] + b"x", b"\n" + m.start, b"x\n", b""]
@@ -134,6 +136,7 @@ def random_row(a: Automaton, state: BudgetState, slot: int, rng: random.Random) 
     row[Word.FLAGS] = rng.choice([0, 1, 1, 1]) * (Flag.ACTIVE | rng.randrange(32))
     row[Word.MAX], row[Word.MIN] = limit, rng.choice([0, 0, 3, 8])
     row[Word.GRACE] = rng.choice([NO_LIMIT, 0, max(0, limit - 2)])
+    row[Word.TOTAL], row[Word.LAST] = rng.randint(0, 6), rng.choice([NO_LIMIT, NO_LIMIT, 3, 8])
     ref.arm(row, a, chosen=False)
     if rng.random() < 0.25:
         row[Word.CURSOR] = start + rng.randrange(len(sequence))

@@ -27,6 +27,7 @@ class Rules:
     most: float
     least: int
     grace: float
+    last: float = float("inf")
     message: Sequence[int] = ()
     eos_closes: bool = True
     line_break: bool = True
@@ -79,6 +80,20 @@ class Scanner:
             happened.add("open")
         return happened
 
+    def missing(self) -> int:
+        """Bytes that a character begun at the end of the block's text still needs."""
+        if not self.inside:
+            return 0
+        for k in (1, 2, 3):
+            tail = self.text[self.since :][-k:]
+            lead, rest = tail[:1], tail[1:]
+            if len(tail) == k and all(0x80 <= b < 0xC0 for b in rest):
+                length = 2 if b"\xc2" <= lead < b"\xe0" else 3 if b"\xe0" <= lead < b"\xf0" else \
+                    4 if b"\xf0" <= lead < b"\xf5" else 0
+                if length > k:
+                    return length - k
+        return 0
+
     def half_written(self) -> int:
         """Bytes of the end marker at the end of the block's text."""
         seen = self.text[self.since :]
@@ -99,12 +114,18 @@ class View:
     said: bool = False  # the message, by a forced end
     fresh: bool = False
 
+    def left(self) -> float:
+        """Tokens until the wall."""
+        return min(self.scanner.rules.most - self.used, self.scanner.rules.last - len(self.output))
+
     def lost(self) -> set[int]:
         """Ids that must not be sampled next, when none is forced."""
         r, ids = self.scanner.rules, range(len(self.scanner.rules.pieces))
         gone = set(r.eos_ids) if self.fresh else set()
         if self.scanner.inside and self.used < r.least:
             gone |= {i for i in ids if fork(self.scanner).feed(i) & {"close", "implicit"}} | set(r.eos_ids)
+        if self.scanner.inside and self.left() <= 3:
+            gone |= {i for i in ids if after(self.scanner, i).missing() >= self.left()}
         if not self.scanner.inside and self.said:
             gone |= {i for i in ids if "end outside" in fork(self.scanner).feed(i)}
         return gone
@@ -113,6 +134,12 @@ class View:
 def fork(scanner: Scanner) -> Scanner:
     other = copy.copy(scanner)
     other.line_starts = list(scanner.line_starts)
+    return other
+
+
+def after(scanner: Scanner, token: int) -> Scanner:
+    other = fork(scanner)
+    other.feed(token)
     return other
 
 
@@ -156,7 +183,7 @@ def _due(view: View, chosen: bool) -> None:
     if view.pending or not scanner.inside:
         return
     line_end = scanner.text[scanner.since :].endswith(b"\n")
-    if view.used >= rules.most:
+    if view.left() <= 0:
         view.reason = "forced"
     elif chosen and view.used >= rules.grace and line_end:
         view.reason = "grace"

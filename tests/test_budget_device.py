@@ -49,7 +49,7 @@ def test_a_step_neither_synchronises_nor_allocates(launches: dict[str, Launches]
     with FakeTensorMode(allow_non_fake_inputs=False):
         state = BudgetState(torch.empty(9, WORDS, dtype=torch.int32, device="cuda"),
                             torch.empty(99, dtype=torch.int32, device="cuda"), 4, 8)
-        columns = ("token_class", "step", "end_cursor", "ban_start", "ban_ids", "eos_ids")
+        columns = ("token_class", "step", "end_cursor", "ban_start", "ban_ids", "cut_start", "cut_ids", "eos_ids")
         tables = Tables(*(torch.empty(len(getattr(a, c)), dtype=torch.int32, device="cuda") for c in columns))
         rows = torch.empty(n, dtype=torch.int64, device="cuda")
         tokens = torch.empty(n, k + 1, dtype=torch.int64, device="cuda")
@@ -146,7 +146,7 @@ def test_steps_replay_from_a_cuda_graph() -> None:
     state.words[:, Word.AUTO] = int(a.bytewise.words[a.bytewise.block_start])
     state.words[:, Word.FLAGS] = torch.tensor([0, 1, 1, 1], device="cuda")
     state.words[:, Word.MAX] = torch.tensor([0, 2, 5, NO_LIMIT], device="cuda")
-    state.words[:, Word.GRACE] = NO_LIMIT
+    state.words[:, Word.GRACE] = state.words[:, Word.LAST] = NO_LIMIT
     rows, nodes, first = torch.arange(4, device="cuda"), state.allocate_nodes(4, 3), state.words.clone()
     draft = torch.full((4, 3), 20, device="cuda")
 

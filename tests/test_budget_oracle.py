@@ -72,6 +72,7 @@ def admit(family: str, a: Automaton, state: BudgetState, slot: int, rng: random.
     most = rng.choice([0, 1, 3, 6, NO_LIMIT])
     rules = Rules(m.start, m.end, m.implicit, v.pieces, v.start_id, v.end_ids, v.break_ids, v.eos_ids,
                   rng.random() < 0.6, most, rng.randint(0, min(most, 4)), rng.choice([NO_LIMIT, max(0, most - 3)]),
+                  rng.choice([NO_LIMIT, NO_LIMIT, 0, 2, 5, 9]),
                   rng.choices(range(4, VOCAB), k=rng.randint(0, MESSAGE)), rng.random() < 0.8, rng.random() < 0.8)
     start = state.program_start(slot)
     sequence = [*rules.message, *rules.end_ids, *rules.break_ids, PROGRAM_END]
@@ -83,6 +84,7 @@ def admit(family: str, a: Automaton, state: BudgetState, slot: int, rng: random.
     row[Word.FLAGS] = (Flag.ACTIVE | (Flag.EOS_CLOSES if rules.eos_closes else 0)
                        | (0 if rules.line_break else Flag.NO_BREAK))
     row[Word.MAX], row[Word.MIN], row[Word.GRACE] = most, rules.least, int(rules.grace)
+    row[Word.LAST] = int(rules.last)
     ref.arm(row, a, chosen=False)
     state.words[slot] = torch.tensor(row, dtype=torch.int32)
     return rules

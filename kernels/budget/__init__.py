@@ -8,6 +8,7 @@ from .advance import advance
 from .commit import commit
 from .layout import BudgetState, Event, Flag, Outcome, Tables, Word
 from .mask import mask_logits
+from .tree import parents_of
 from .walk import walk
 
 __all__ = [
@@ -20,5 +21,6 @@ __all__ = [
     "advance",
     "commit",
     "mask_logits",
+    "parents_of",
     "walk",
 ]

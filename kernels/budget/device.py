@@ -28,6 +28,8 @@ WALL = tl.constexpr(int(layout.Word.WALL))
 MAX = tl.constexpr(int(layout.Word.MAX))
 MIN = tl.constexpr(int(layout.Word.MIN))
 GRACE = tl.constexpr(int(layout.Word.GRACE))
+TOTAL = tl.constexpr(int(layout.Word.TOTAL))
+LAST = tl.constexpr(int(layout.Word.LAST))
 
 ACTIVE = tl.constexpr(int(layout.Flag.ACTIVE))
 EOS_CLOSES = tl.constexpr(int(layout.Flag.EOS_CLOSES))
@@ -50,6 +52,7 @@ STATE_MASK = tl.constexpr(layout.STATE_MASK)
 AUTO_MASK = tl.constexpr(layout.AUTO_MASK)
 INSIDE = tl.constexpr(layout.INSIDE)
 LINE_END = tl.constexpr(layout.LINE_END)
+NEAR = tl.constexpr(layout.NEAR)
 NOT_FORCING = tl.constexpr(layout.NOT_FORCING)
 PROGRAM_END = tl.constexpr(layout.PROGRAM_END)
 
@@ -82,6 +85,8 @@ class Row(NamedTuple):
     most: Any
     least: Any
     grace: Any
+    total: Any
+    last: Any
 
 
 @triton.jit
@@ -100,7 +105,7 @@ def put(words, index, value):
 def unpack(words):
     return Row(get(words, AUTO), get(words, USED), get(words, CURSOR), get(words, OUTCOME), get(words, FORCED),
                get(words, REASON), get(words, FLAGS), get(words, WALL), get(words, MAX), get(words, MIN),
-               get(words, GRACE))
+               get(words, GRACE), get(words, TOTAL), get(words, LAST))
 
 
 @triton.jit
@@ -108,7 +113,7 @@ def pack(words, row):
     """The words of a row, given those of any earlier state of it."""
     words = put(put(put(words, AUTO, row.auto), USED, row.used), CURSOR, row.cursor)
     words = put(put(put(words, OUTCOME, row.outcome), FORCED, row.forced), REASON, row.reason)
-    return put(put(words, FLAGS, row.flags), WALL, row.wall)
+    return put(put(put(words, FLAGS, row.flags), WALL, row.wall), TOTAL, row.total)
 
 
 @triton.jit
@@ -141,7 +146,7 @@ def consume(row, entry, cursor, reason, program, tables):
     forcing = cursor != NOT_FORCING
     auto, flags = entry & AUTO_MASK, row.flags & ~FRESH
     chosen = ((row.auto & INSIDE) != 0) & ~forcing
-    used = row.used + chosen.to(tl.int32)
+    used, total = row.used + chosen.to(tl.int32), row.total + 1
     cursor += forcing.to(tl.int32)
 
     closed = (entry & (CLOSE | IMPLICIT)) != 0
@@ -159,14 +164,14 @@ def consume(row, entry, cursor, reason, program, tables):
     flags = tl.where(done, flags | FRESH, flags)
 
     may_arm = (cursor == NOT_FORCING) & ((auto & INSIDE) != 0)
-    at_wall = may_arm & (used >= row.most)
+    at_wall = may_arm & ((used >= row.most) | (total >= row.last))
     in_grace = may_arm & ~at_wall & ~forcing & (used >= row.grace) & ((auto & LINE_END) != 0)
     arms = at_wall | in_grace
     rest = tl.load(tables.end_cursor + (auto & STATE_MASK), mask=arms, other=0)
     cursor = tl.where(arms, tl.where(rest != 0, rest, wall), cursor)
     reason = tl.where(at_wall, BY_WALL, tl.where(in_grace, BY_GRACE, reason))
     return Row(auto, used, cursor, outcome, row.forced + forcing.to(tl.int32), reason, flags, wall, row.most,
-               row.least, row.grace)
+               row.least, row.grace, total, row.last)
 
 
 @triton.jit
@@ -190,6 +195,10 @@ def mask_row(logits, width, row, program, tables, LOST: tl.constexpr):
             if (inside & (row.used < row.least)) | (~inside & ((row.flags & FORCED_END) != 0)):
                 ids = tables.ban_start + (row.auto & STATE_MASK)
                 lose(logits, tables.ban_ids, tl.load(ids), tl.load(ids + 1), LOST)
+            left = tl.minimum(row.most - row.used, row.last - row.total)
+            if inside & (left >= 1) & (left <= NEAR):
+                ids = tables.cut_start + (row.auto & STATE_MASK) * NEAR + left - 1
+                lose(logits, tables.cut_ids, tl.load(ids), tl.load(ids + 1), LOST)
             if (row.flags & FRESH) != 0:
                 lose(logits, tables.eos_ids, 0, tables.eos, LOST)
 

@@ -15,6 +15,7 @@ from .layout import (
     AUTO_MASK,
     INSIDE,
     LINE_END,
+    NEAR,
     NOT_FORCING,
     STATE_MASK,
     BudgetState,
@@ -25,13 +26,14 @@ from .layout import (
     Tables,
     Word,
 )
-from .reference import advance_row, lost_value, walk_row
+from .reference import advance_row, cut, lost_value, walk_row
 
 Array = np.ndarray[Any, Any]
 
 # Plain integers: numpy takes several times as long over an enum.
 _AUTO, _USED, _CURSOR, _OUTCOME = int(Word.AUTO), int(Word.USED), int(Word.CURSOR), int(Word.OUTCOME)
 _FLAGS, _MAX, _MIN, _GRACE = int(Word.FLAGS), int(Word.MAX), int(Word.MIN), int(Word.GRACE)
+_TOTAL, _LAST = int(Word.TOTAL), int(Word.LAST)
 _ACTIVE, _FRESH, _FORCED_END = int(Flag.ACTIVE), int(Flag.FRESH), int(Flag.FORCED_END)
 _LOUD = int(Event.CLOSE | Event.IMPLICIT | Event.EOS)
 _OPEN = int(Outcome.OPEN)
@@ -71,7 +73,7 @@ def walk(logits: torch.Tensor, draft: torch.Tensor, parents: torch.Tensor | None
 def _walk_quiet(reached: Array, tokens: Array, parents: Array | None, tables: Operands) -> Array:
     """`reference.walk_row` for requests none of whose nodes is loud; returns which other ones there are."""
     kind = _kinds(tokens, tables)
-    entry, used = reached[:, :, _AUTO].copy(), reached[:, :, _USED].copy()
+    entry, used, total = (reached[:, :, word].copy() for word in (_AUTO, _USED, _TOTAL))
     dead, requests = tokens < 0, np.arange(len(tokens))
     dead[:, 0] = False
     for node in range(1, tokens.shape[1]):
@@ -86,13 +88,15 @@ def _walk_quiet(reached: Array, tokens: Array, parents: Array | None, tables: Op
         after = tables.step[(before & STATE_MASK) * tables.classes + kind[:, node]]
         entry[:, node] = np.where(alive, after, before)
         used[:, node] = used[above] + (alive & (before & INSIDE != 0))
+        total[:, node] = total[above] + alive
     inside = entry & INSIDE != 0
-    due = (used >= reached[:, :, _MAX]) | (used >= reached[:, :, _GRACE]) & (entry & LINE_END != 0)
+    due = (used >= reached[:, :, _MAX]) | (total >= reached[:, :, _LAST])
+    due |= (used >= reached[:, :, _GRACE]) & (entry & LINE_END != 0)
     loud = ((entry & _LOUD != 0) | inside & due)[:, 1:].any(1)
     row = reached[:, 0]
     loud |= (row[:, _FLAGS] & _FRESH != 0) | (row[:, _CURSOR] != NOT_FORCING)
     loud &= row[:, _FLAGS] & _ACTIVE != 0
-    reached[:, :, _AUTO], reached[:, :, _USED] = entry & AUTO_MASK, used
+    reached[:, :, _AUTO], reached[:, :, _USED], reached[:, :, _TOTAL] = entry & AUTO_MASK, used, total
     np.copyto(reached[:, 1:, _OUTCOME], _OPEN, where=inside[:, 1:])
     np.copyto(reached[:, :, _FLAGS], reached[:, :, _FLAGS] & ~_ACTIVE, where=dead)
     return np.asarray(loud)
@@ -130,14 +134,16 @@ def advance_words(words: Array, tokens: Array, program: Array, tables: Operands)
     """`reference.advance_row` for [n, WORDS] words, in place; returns the tokens that stand in the output."""
     auto, flags, cursor = words[:, _AUTO], words[:, _FLAGS], words[:, _CURSOR]
     entry = tables.step[(auto & STATE_MASK) * tables.classes + _kinds(tokens, tables)]
-    used = words[:, _USED] + (auto & INSIDE != 0)
+    used, total = words[:, _USED] + (auto & INSIDE != 0), words[:, _TOTAL] + 1
     inside = entry & INSIDE != 0
-    due = (used >= words[:, _MAX]) | (used >= words[:, _GRACE]) & (entry & LINE_END != 0)
+    due = (used >= words[:, _MAX]) | (total >= words[:, _LAST])
+    due |= (used >= words[:, _GRACE]) & (entry & LINE_END != 0)
     loud = (entry & _LOUD != 0) | (flags & _FRESH != 0) | (cursor != NOT_FORCING) | inside & due
     active = flags & _ACTIVE != 0
     quiet = active & ~loud
     np.copyto(words[:, _AUTO], entry & AUTO_MASK, where=quiet)
     np.copyto(words[:, _USED], used, where=quiet)
+    np.copyto(words[:, _TOTAL], total, where=quiet)
     np.copyto(words[:, _OUTCOME], _OPEN, where=quiet & inside)
     taken = tokens.copy()
     for i in (active & loud).nonzero()[0].tolist():
@@ -155,6 +161,7 @@ def mask_words(logits: torch.Tensor, words: Array, present: Array, state: Budget
     free = active & ~forced
     inside = auto & INSIDE != 0
     barred = inside & (words[:, _USED] < words[:, _MIN]) | ~inside & (flags & _FORCED_END != 0)
+    left = np.minimum(words[:, _MAX] - words[:, _USED], words[:, _LAST] - words[:, _TOTAL])
     lost = lost_value(torch.finfo(logits.dtype).min)
     for i in forced.nonzero()[0].tolist():
         keep = int(state.program[int(cursor[i])])
@@ -164,6 +171,8 @@ def mask_words(logits: torch.Tensor, words: Array, present: Array, state: Budget
     for i in (free & barred).nonzero()[0].tolist():
         index = int(auto[i]) & STATE_MASK
         _lose(logits[i], tables.ban_ids[tables.ban_start[index] : tables.ban_start[index + 1]], lost)
+    for i in (free & inside & (left >= 1) & (left <= NEAR)).nonzero()[0].tolist():
+        _lose(logits[i], np.asarray(cut(tables, int(auto[i]), int(left[i])), np.int32), lost)  # type: ignore[arg-type]
     for i in (free & (flags & _FRESH != 0)).nonzero()[0].tolist():
         _lose(logits[i], tables.eos_ids, lost)
 

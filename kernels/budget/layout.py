@@ -16,8 +16,8 @@ import torch
 
 
 class Word(IntEnum):
-    """Column of `BudgetState.words`. Columns up to `FLAGS` change with every token, the others only on admission,
-    except `WALL`, which a forced end resets: a message is said once."""
+    """Column of `BudgetState.words`. Columns up to `FLAGS` and `TOTAL` change with every token, the others only on
+    admission, except `WALL`, which a forced end resets: a message is said once."""
 
     AUTO = 0  # automaton word: state index in the low 16 bits, INSIDE and LINE_END above
     USED = 1  # tokens the model chose inside thinking so far, end marker included
@@ -30,6 +30,8 @@ class Word(IntEnum):
     MAX = 8  # most tokens inside thinking, or NO_LIMIT
     MIN = 9  # the end cannot be chosen while USED is below this
     GRACE = 10  # from this USED on, the first line end closes the block, or NO_LIMIT
+    TOTAL = 11  # tokens of the response so far
+    LAST = 12  # from this TOTAL on, an open block is closed, so that what is left goes to the answer; or NO_LIMIT
 
 
 WORDS = 16
@@ -40,6 +42,7 @@ PROGRAM_END = -1  # terminates a forced sequence in `program`
 STATE_MASK = 0xFFFF
 INSIDE = 1 << 16  # automaton word: a thinking block is open
 LINE_END = 1 << 17  # automaton word: the last byte was a line feed
+NEAR = 3  # tokens from the wall on which no character may be begun that cannot be completed: a character has 4 bytes
 
 
 class Event(IntFlag):
@@ -85,6 +88,8 @@ class Operands(NamedTuple):
     end_cursor: Any
     ban_start: Any
     ban_ids: Any
+    cut_start: Any
+    cut_ids: Any
     eos_ids: Any
     vocab: int  # elements of token_class
     classes: int  # behaviour classes, the row stride of step
@@ -100,6 +105,8 @@ class Tables:
     end_cursor: torch.Tensor  # [states] int32, program index that completes a half-written end marker, else 0
     ban_start: torch.Tensor  # [states + 1] int32, offsets into ban_ids
     ban_ids: torch.Tensor  # [n] int32, ids that would end the block (inside) or write the end marker (outside)
+    cut_start: torch.Tensor  # [states * NEAR + 1] int32, offsets into cut_ids, by state and tokens left until the wall
+    cut_ids: torch.Tensor  # [n] int32, ids that would leave a character with more bytes missing than tokens left
     eos_ids: torch.Tensor  # [n] int32, ids that end the response
 
     @property
@@ -109,7 +116,8 @@ class Tables:
     @cached_property
     def operands(self) -> Operands:
         """What a kernel is given."""
-        return Operands(self.token_class, self.step, self.end_cursor, self.ban_start, self.ban_ids, self.eos_ids,
+        return Operands(self.token_class, self.step, self.end_cursor, self.ban_start, self.ban_ids, self.cut_start,
+                        self.cut_ids, self.eos_ids,
                         self.token_class.numel(), self.classes, self.eos_ids.numel())
 
     @cached_property

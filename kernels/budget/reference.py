@@ -14,6 +14,7 @@ from .layout import (
     AUTO_MASK,
     INSIDE,
     LINE_END,
+    NEAR,
     NOT_FORCING,
     PROGRAM_END,
     STATE_MASK,
@@ -42,6 +43,8 @@ class HostTables(Protocol):
     end_cursor: Sequence[int]
     ban_start: Sequence[int]
     ban_ids: Sequence[int]
+    cut_start: Sequence[int]
+    cut_ids: Sequence[int]
     eos_ids: Sequence[int]
 
 
@@ -58,13 +61,31 @@ def banned(tables: HostTables, auto: int) -> Sequence[int]:
     return tables.ban_ids[tables.ban_start[state] : tables.ban_start[state + 1]]
 
 
+def tokens_left(row: Sequence[int]) -> int:
+    """How many more tokens the model can choose in an open block until it comes to its wall."""
+    return min(row[Word.MAX] - row[Word.USED], row[Word.LAST] - row[Word.TOTAL])
+
+
+def cut(tables: HostTables, auto: int, left: int) -> Sequence[int]:
+    """Ids that could leave a character half-written at the wall, in this automaton word with `left` tokens to go.
+
+    A byte of a character takes at most one token. So while no more bytes are missing than tokens are left, the
+    character can be completed, and an id that would break this is not to be chosen.
+    """
+    if not 1 <= left <= NEAR:
+        return ()
+    index = (auto & STATE_MASK) * NEAR + left - 1
+    return tables.cut_ids[tables.cut_start[index] : tables.cut_start[index + 1]]
+
+
 def mask_row(logits: MutableSequence[float], row: Sequence[int], program: Sequence[int], tables: HostTables,
              lost: float = LOST) -> None:
     """Apply one row's budget to its logits, in place, before sampling.
 
     A row that is being forced keeps one id, with its logit if that is finite and 0 otherwise. A row below its minimum
-    loses every id that would end thinking. A row that the budget closed loses the ids that would write the end marker
-    again, and EOS right after the end. Any other row is untouched.
+    loses every id that would end thinking. A row that is about to come to its wall loses the ids that would have a
+    character cut there. A row that the budget closed loses the ids that would write the end marker again, and EOS right
+    after the end. Any other row is untouched.
 
     Args:
         logits: [vocab] of one row; may be wider than the tokenizer's vocabulary.
@@ -83,6 +104,8 @@ def mask_row(logits: MutableSequence[float], row: Sequence[int], program: Sequen
     inside = row[Word.AUTO] & INSIDE
     if (inside and row[Word.USED] < row[Word.MIN]) or (not inside and flags & Flag.FORCED_END):
         _lose(logits, banned(tables, row[Word.AUTO]), lost)
+    if inside:
+        _lose(logits, cut(tables, row[Word.AUTO], tokens_left(row)), lost)
     if flags & Flag.FRESH:
         _lose(logits, tables.eos_ids, lost)
 
@@ -106,7 +129,7 @@ def arm(row: MutableSequence[int], tables: HostTables, chosen: bool) -> None:
     """
     if row[Word.CURSOR] != NOT_FORCING or not row[Word.AUTO] & INSIDE:
         return
-    if row[Word.USED] >= row[Word.MAX]:
+    if tokens_left(row) <= 0:
         row[Word.REASON] = Outcome.FORCED
     elif chosen and row[Word.USED] >= row[Word.GRACE] and row[Word.AUTO] & LINE_END:
         row[Word.REASON] = Outcome.GRACE
@@ -134,6 +157,7 @@ def advance_row(token: int, row: MutableSequence[int], program: Sequence[int], t
     was_inside = row[Word.AUTO] & INSIDE
     step = lookup(tables, row[Word.AUTO], token)
     row[Word.AUTO] = step & AUTO_MASK
+    row[Word.TOTAL] += 1
     if forcing:
         row[Word.FORCED] += 1
         row[Word.CURSOR] += 1

@@ -199,8 +199,10 @@ class Admission:
         words[Word.CURSOR] = NOT_FORCING
         words[Word.OUTCOME] = Outcome.OPEN if words[Word.AUTO] & INSIDE else Outcome.NONE
         most = NO_LIMIT if budget.max_tokens == UNLIMITED else budget.max_tokens
+        words[Word.LAST] = NO_LIMIT
         if budget.answer_tokens and max_new_tokens is not None:
-            most = min(most, max(0, max_new_tokens - budget.answer_tokens - self._closing(budget)))
+            words[Word.LAST] = max(0, max_new_tokens - budget.answer_tokens - self._closing(budget))
+        most = min(most, words[Word.LAST])
         words[Word.MAX] = most
         words[Word.MIN] = min(budget.min_tokens, most)
         words[Word.GRACE] = most - budget.grace_tokens if budget.grace_tokens and most != NO_LIMIT else NO_LIMIT
@@ -218,16 +220,16 @@ class Admission:
         return RequestRow(words, program, shared, self.stride)
 
     def rebuilt(self, row: RequestRow, output: Sequence[int]) -> list[int]:
-        """Slot-free words after `output`: the ones noted while it was produced, else a replay of the ids.
+        """Slot-free words after `output`: the ones noted while it was produced, and a replay of the ids since then.
 
         A replay cannot tell an EOS that was replaced by the end marker from an end that the model wrote.
         """
         assert self.automaton is not None
-        if row.latest and row.latest_length == len(output):
-            return row.lifted_off()
-        words = list(row.words)
+        words, since = list(row.words), 0
+        if row.latest and row.latest_length <= len(output):
+            words, since = row.lifted_off(), row.latest_length
         program = [*self.automaton.program, *row.program]
-        for token in output:
+        for token in output[since:]:
             advance_row(int(token), words, program, self.automaton)
         return words
 
@@ -253,8 +255,9 @@ def prompt_word(automaton: Automaton, prompt: Sequence[int]) -> int:
     inside = data[opened + len(markers.start) :]
     if markers.end in inside or any(_ends(implicit, inside) for implicit in markers.implicit):
         return automaton.response_start
-    # What stands half-written at the end is no longer than a marker, and the byte before it tells a line's start.
-    reach = max(len(m) for m in (markers.end, *(i.marker for i in markers.implicit))) + 1
+    # What stands half-written at the end is no longer than a marker or a character, and the byte before it tells a
+    # line's start.
+    reach = max(4, *(len(m) for m in (markers.end, *(i.marker for i in markers.implicit)))) + 1
     state, _ = automaton.bytewise.run(automaton.bytewise.block_start, inside[-reach:])
     return int(automaton.bytewise.words[state])
 

@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from .byte_automaton import EVENTS, ByteAutomaton, ImplicitEnd, Markers
-from .kernels.layout import INSIDE, PROGRAM_END, STATE_MASK, Event
+from .kernels.layout import INSIDE, NEAR, PROGRAM_END, STATE_MASK, Event
 
 __all__ = ["Automaton", "ByteAutomaton", "ImplicitEnd", "Markers", "Vocabulary"]
 
@@ -76,7 +76,8 @@ class Automaton:
         step: [states * classes] int32.
         end_cursor: [states] int32.
         ban_start: [states + 1] int32.
-        ban_ids, eos_ids: int32.
+        cut_start: [states * NEAR + 1] int32.
+        ban_ids, cut_ids, eos_ids: int32.
         program: the shared forced sequences, each with its terminator; index 0 is end marker and line break.
         bytewise: the automaton on bytes.
     """
@@ -95,6 +96,7 @@ class Automaton:
         self.step = np.ascontiguousarray(columns[:, order]).reshape(-1).astype(np.int32)
         self.eos_ids = np.array(vocabulary.eos_ids, dtype=np.int32)
         self.ban_start, self.ban_ids = self._bans(columns, inverse.reshape(-1)[: len(vocabulary.pieces)])
+        self.cut_start, self.cut_ids = self._cuts(columns, inverse.reshape(-1)[: len(vocabulary.pieces)])
         self.program, self.end_cursor = self._forced_sequences()
 
     @property
@@ -142,6 +144,17 @@ class Automaton:
             events = inside if self.bytewise.words[state] & INSIDE else int(Event.END_OUTSIDE)
             ids.append(np.flatnonzero((columns[state] & events != 0)[token_class]))
             start.append(start[-1] + len(ids[-1]))
+        return np.array(start, dtype=np.int32), np.concatenate(ids).astype(np.int32)
+
+    def _cuts(self, columns: np.ndarray, token_class: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Ids that would leave a character with more bytes missing than tokens left, from each state inside."""
+        start, ids = [0], []
+        for state in range(self.states):
+            inside = self.bytewise.words[state] & INSIDE != 0
+            missing = self.bytewise.missing[columns[state] & STATE_MASK] if inside else np.zeros_like(columns[state])
+            for left in range(1, NEAR + 1):
+                ids.append(np.flatnonzero((missing >= left)[token_class]))
+                start.append(start[-1] + len(ids[-1]))
         return np.array(start, dtype=np.int32), np.concatenate(ids).astype(np.int32)
 
     def _forced_sequences(self) -> tuple[list[int], np.ndarray]:

@@ -6,7 +6,7 @@ in.
 
 What a state knows. Outside a block: how far a start marker that began at the start of the response or of a line has
 been written, and how far the end marker has been written. Inside: how far the end marker and each implicit end have
-been written, and whether the last byte was a line feed.
+been written, whether the last byte was a line feed, and how many bytes a character that has begun still needs.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ class _Inside:
     end: int
     implicit: tuple[frozenset[int], ...]  # for each implicit end, progress of those that began where one may begin
     line_end: bool
+    missing: int
 
 
 def _failure(pattern: bytes) -> list[int]:
@@ -87,6 +88,13 @@ class _Matcher:
         return (0, True) if k == len(self.pattern) else (k, False)
 
 
+def _still_missing(missing: int, byte: int) -> int:
+    """Bytes that a character of UTF-8 (RFC 3629) still needs after this one; 0 too where the bytes are not UTF-8."""
+    if 0x80 <= byte < 0xC0:
+        return max(0, missing - 1)
+    return (0xC2 <= byte < 0xF5) + (0xE0 <= byte < 0xF5) + (0xF0 <= byte < 0xF5)
+
+
 class ByteAutomaton:
     """The automaton over bytes.
 
@@ -99,6 +107,7 @@ class ByteAutomaton:
         delta: [states, 256] int32, the automaton word after a byte, with its events.
         words: [states] int32, the automaton word of each state.
         end_progress: bytes of the end marker that stand written in each state.
+        missing: [states] int32, bytes that a half-written character of a block still needs; at most 3.
         response_start, block_start: state at the start of a response outside a block, and right after a start marker.
     """
 
@@ -106,7 +115,7 @@ class ByteAutomaton:
         self._markers = markers
         self._start_by_bytes = start_by_bytes
         self._end = _Matcher(markers.end)
-        block = _Inside(0, tuple(frozenset({0}) for _ in markers.implicit), False)
+        block = _Inside(0, tuple(frozenset({0}) for _ in markers.implicit), False, 0)
         self._index: dict[_Outside | _Inside, int] = {}
         self._states: list[_Outside | _Inside] = []
         self.response_start = self._number(_Outside(frozenset({0}), 0))
@@ -118,6 +127,7 @@ class ByteAutomaton:
         self.words = np.array([self._word(s) for s in range(len(self._states))], dtype=np.int32)
         self.delta = np.array([[(e & ~AUTO_MASK) | self._word(e & STATE_MASK) for e in row] for row in rows], np.int32)
         self.end_progress = [s.end for s in self._states]
+        self.missing = np.array([s.missing if isinstance(s, _Inside) else 0 for s in self._states], dtype=np.int32)
 
     def at_line_start(self, state: int) -> bool:
         """Whether a start marker may begin here."""
@@ -167,4 +177,4 @@ class ByteAutomaton:
             if len(spec.marker) in grown:
                 return self._number(_Outside(frozenset(), 0)) | Event.IMPLICIT
             progress.append(frozenset(grown | {0} if byte == NEWLINE or not spec.at_line_start else grown))
-        return self._number(_Inside(end, tuple(progress), byte == NEWLINE))
+        return self._number(_Inside(end, tuple(progress), byte == NEWLINE, _still_missing(state.missing, byte)))
