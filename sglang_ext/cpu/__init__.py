@@ -56,8 +56,11 @@ def register_attention() -> None:
 
     def create(model_runner: Any) -> Any:
         from .attention import BatchedAttention
+        from .packed import pack_weights
 
-        return BatchedAttention(model_runner)
+        backend = BatchedAttention(model_runner)
+        pack_weights(model_runner)
+        return backend
 
     add_attention_choice()
     register_attention_backend(ATTENTION_BACKEND)(create)
