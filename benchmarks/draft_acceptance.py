@@ -1,0 +1,215 @@
+"""How many of a draft's tokens a target accepts under greedy verification, by kind of prompt.
+
+    python benchmarks/draft_acceptance.py [--target T] [--draft D] [--prompts 16] [--tokens 96] [--replies FILE]
+
+The target continues prompts that no training saw. Along each reply the draft then plays its part of every round: it
+reads its own tokenization of the confirmed text and goes on greedily until its text makes K tokens of the target; those
+that equal the reply's next tokens are accepted, and the round confirms one more, as verification does. Appends one JSON
+object to benchmarks/results/draft_acceptance.jsonl.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from sglang_ext.uag.train_draft_prompts import KINDS, PromptMaker
+from sglang_ext.vocab import token_bytes
+
+RESULTS = Path(__file__).resolve().parent / "results" / "draft_acceptance.jsonl"
+WIDTHS = (4, 8)
+PASSAGES = [
+    "The ferry left at half past six with only eleven passengers on board. Nobody noticed that the smallest of "
+    "them had no ticket. She sat by the rail and counted the gulls until the harbour was out of sight.",
+    "Please bring two copies of the signed form to room 214 before Thursday. The office closes at noon. If the "
+    "door is locked, leave them with Mrs. Halloran at the front desk.",
+    "Lentils should be rinsed in cold water first. Fry the onion slowly, add cumin and a little smoked paprika, "
+    "then pour in the stock. After twenty minutes stir in the spinach and some lemon juice.",
+    "Tenants may keep one cat or two small birds. Dogs need written permission. Bicycles belong in the cellar, "
+    "not in the hallway. Quiet hours are from ten in the evening to six in the morning.",
+    "Our granddaughter's school moved into the old tannery last spring. The walls still smell of leather when it "
+    "rains. The pupils have painted the chimney orange, and a stork has taken it for its own.",
+    "Before the update, the printer answered within a second. Now it waits, blinks twice and prints an empty "
+    "page. We replaced the cable and the toner; neither helped. The log shows error 0x61011bed.",
+]
+"""Written for this file; copying prompts quote them and records of the prompt maker."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A held-out prompt as the target reads it, and the ids of its greedy continuation, the end token included."""
+
+    kind: str
+    prompt: str
+    ids: list[int]
+
+
+@dataclass
+class Tally:
+    """What the rounds of one kind came to."""
+
+    rounds: int = 0
+    proposed: int = 0
+    accepted: int = 0
+    draft_steps: int = 0
+
+    def summary(self) -> dict[str, float]:
+        rounds = max(self.rounds, 1)
+        return {"acceptance": round(self.accepted / max(self.proposed, 1), 4),
+                "tokens_per_round": round(self.accepted / rounds + 1, 3),
+                "draft_steps_per_round": round(self.draft_steps / rounds, 2), **asdict(self)}
+
+
+@dataclass
+class Draft:
+    """The draft's side of a round, in the target's tokens."""
+
+    model: Any
+    tokenizer: Any
+    target: Any
+    pieces: list[bytes] = field(init=False)  # [vocab of the target], what each id writes
+
+    def __post_init__(self) -> None:
+        self.pieces = token_bytes(self.target)
+
+    def propose(self, confirmed: Sequence[tuple[str, list[int]]], width: int) -> list[tuple[list[int], int]]:
+        """Proposed ids of the target, at most `width`, and draft steps taken, for prompts with what follows them."""
+        texts = [self._text(prompt, ids) for prompt, ids in confirmed]
+        known = [i for i, text in enumerate(texts) if text is not None]
+        out: list[tuple[list[int], int]] = [([], 0)] * len(texts)
+        if not known:
+            return out
+        inputs = self.tokenizer([texts[i] for i in known], return_tensors="pt", padding=True, padding_side="left",
+                                return_token_type_ids=False)
+        with torch.inference_mode():
+            ids = self.model.generate(**inputs, max_new_tokens=2 * width, do_sample=False)
+        for i, new in zip(known, ids[:, inputs["input_ids"].shape[1]:].tolist(), strict=True):
+            out[i] = self._translate(str(texts[i]), confirmed[i], new, width)
+        return out
+
+    def _text(self, prompt: str, ids: list[int]) -> str | None:
+        """The confirmed text; None in the middle of a character, where there is no draft."""
+        try:
+            return prompt + b"".join(self.pieces[i] for i in ids).decode()
+        except UnicodeDecodeError:
+            return None
+
+    def _translate(self, text: str, confirmed: tuple[str, list[int]], new: list[int], width: int
+                   ) -> tuple[list[int], int]:
+        """The fewest draft tokens that make `width` tokens of the target."""
+        end = new.index(self.tokenizer.eos_token_id) if self.tokenizer.eos_token_id in new else len(new)
+        before = self.target(confirmed[0], add_special_tokens=False)["input_ids"] + confirmed[1]
+        ids: list[int] = []
+        for steps in range(1, end + 1):
+            ids = self._continuation(text, before, self.tokenizer.decode(new[:steps]))
+            if len(ids) >= width:
+                return ids[:width], steps
+        return (([*ids, self.target.eos_token_id], end + 1) if end < len(new) else (ids, end))
+
+    def _continuation(self, text: str, before: list[int], drafted: str) -> list[int]:
+        """Drafted text in the target's ids, in the context that stands before it where its ids allow that."""
+        whole = self.target(text + drafted, add_special_tokens=False)["input_ids"]
+        if whole[: len(before)] == before:
+            return list(whole[len(before):])
+        return list(self.target(drafted, add_special_tokens=False)["input_ids"])
+
+
+def replies(target_path: str, count: int, tokens: int, seed: int) -> list[Reply]:
+    """The target's greedy continuations of `count` held-out prompts of every kind."""
+    tokenizer = AutoTokenizer.from_pretrained(target_path, padding_side="left")
+    model = AutoModelForCausalLM.from_pretrained(target_path, dtype=torch.bfloat16).eval()
+    maker = PromptMaker(seed, held_out=True, passages=PASSAGES)
+    out = []
+    for kind in tqdm(KINDS, desc="target writes"):
+        prompts = [maker.make(kind).render(tokenizer) for _ in range(count)]
+        inputs = tokenizer(prompts, return_tensors="pt", padding=True, add_special_tokens=False,
+                           return_token_type_ids=False)
+        with torch.inference_mode():
+            ids = model.generate(**inputs, max_new_tokens=tokens, do_sample=False)
+        for prompt, new in zip(prompts, ids[:, inputs["input_ids"].shape[1]:].tolist(), strict=True):
+            stop = new.index(tokenizer.eos_token_id) + 1 if tokenizer.eos_token_id in new else len(new)
+            out.append(Reply(kind, prompt, new[:stop]))
+    return out
+
+
+def measure(draft: Draft, answers: Sequence[Reply], width: int) -> dict[str, Tally]:
+    """Play the rounds of all replies side by side, until every reply is confirmed."""
+    tallies = {kind: Tally() for kind in KINDS}
+    done = [0] * len(answers)
+    with tqdm(total=sum(len(a.ids) for a in answers), desc=f"draft of {width}", unit="tok") as bar:
+        while active := [i for i, a in enumerate(answers) if done[i] < len(a.ids)]:
+            proposals = draft.propose([(answers[i].prompt, answers[i].ids[: done[i]]) for i in active], width)
+            for i, (proposed, steps) in zip(active, proposals, strict=True):
+                wanted = answers[i].ids[done[i] :]
+                proposed = proposed[: len(wanted)]
+                accepted = next((j for j, (a, b) in enumerate(zip(proposed, wanted, strict=False)) if a != b),
+                                len(proposed))
+                tally = tallies[answers[i].kind]
+                tally.rounds += 1
+                tally.proposed += len(proposed)
+                tally.accepted += accepted
+                tally.draft_steps += steps
+                advanced = min(accepted + 1, len(wanted))
+                done[i] += advanced
+                bar.update(advanced)
+    return tallies
+
+
+def cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", help="default: the demo model, SmolLM2-135M")
+    parser.add_argument("--draft", help="default: the demo model's draft")
+    parser.add_argument("--prompts", type=int, default=16, help="of each kind (default: %(default)s)")
+    parser.add_argument("--tokens", type=int, default=96, help="of a reply (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--replies", type=Path, help="file that keeps the target's replies from run to run")
+    parser.add_argument("--note", default="", help="kept with the result")
+    arguments = parser.parse_args()
+    from sglang_ext.demo.draft import draft
+    from sglang_ext.demo.smollm2 import smollm2
+
+    target_path, draft_path = arguments.target or str(smollm2()), arguments.draft or str(draft())
+    if arguments.replies and arguments.replies.exists():
+        answers = [Reply(**reply) for reply in json.loads(arguments.replies.read_text())]
+    else:
+        answers = replies(target_path, arguments.prompts, arguments.tokens, arguments.seed)
+        if arguments.replies:
+            arguments.replies.write_text(json.dumps([asdict(answer) for answer in answers]))
+    model = AutoModelForCausalLM.from_pretrained(draft_path, dtype=torch.bfloat16).eval()
+    player = Draft(model, AutoTokenizer.from_pretrained(draft_path), AutoTokenizer.from_pretrained(target_path))
+    widths = {str(k): {kind: t.summary() for kind, t in measure(player, answers, k).items()} for k in WIDTHS}
+    record = {"date": date.today().isoformat(), "cpu": cpu_model(), "cores": len(os.sched_getaffinity(0)),
+              "command": " ".join(["python", *sys.argv]), "note": arguments.note, "target": Path(target_path).name,
+              "draft": Path(draft_path).name, "draft_parameters": model.num_parameters(), "dtype": "bfloat16",
+              "prompts_of_a_kind": arguments.prompts, "reply_tokens": arguments.tokens, "seed": arguments.seed,
+              "by_width": widths}
+    for width, kinds in widths.items():
+        for kind, found in kinds.items():
+            print(f"K={width} {kind:8} acceptance {found['acceptance']:.1%}  tokens a round "
+                  f"{found['tokens_per_round']:.2f}  draft steps a round {found['draft_steps_per_round']:.2f}")
+    RESULTS.parent.mkdir(exist_ok=True)
+    with RESULTS.open("a") as out:
+        out.write(json.dumps(record) + "\n")
+
+
+if __name__ == "__main__":
+    main()

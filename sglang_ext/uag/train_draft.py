@@ -1,0 +1,192 @@
+"""Train a small draft model, with a tokenizer of its own, on what a target writes.
+
+    python -m sglang_ext.uag.train_draft --target T --out DIR [--texts FILE] [--prompts N] [--steps N] [--seed N]
+
+The target continues prompts (a file's lines, or built-in ones), a byte-level tokenizer is learned from that, and a
+Llama of two layers is trained on it. Interrupt it whenever you like: the same command goes on where it was. Its state
+lies in DIR-work, which can be removed once DIR is there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .train_draft_model import Plan, Shape
+from .train_draft_prompts import Prompt, PromptMaker
+from .train_draft_texts import EngineGenerator, Generator, Text, TransformersGenerator, read_texts, write_texts
+
+GENERATORS = {"sglang": EngineGenerator, "transformers": TransformersGenerator}
+_FIRST_SHARES = {"chat": 0.5, "code": 0.2, "numbers": 0.3}
+_COPYING_SHARE = 0.375
+_QUOTED_TEXTS = 500
+"""Copying prompts quote the replies to this many first prompts, so that asking for more prompts only adds some."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Everything that the result depends on, but the target's folder and the file of prompts themselves."""
+
+    target: str
+    texts: str | None = None
+    prompts: int = 2048
+    reply_tokens: int = 128
+    dtype: str = "bfloat16"
+    generator: str = "sglang"
+    seed: int = 0
+    shape: Shape = field(default_factory=Shape)
+    plan: Plan = field(default_factory=Plan)
+
+    def of_the_texts(self) -> dict[str, Any]:
+        """What the target's texts depend on, their number left out: more of them may be asked for later."""
+        kept = ("target", "texts", "reply_tokens", "dtype", "generator", "seed")
+        return {name: value for name, value in asdict(self).items() if name in kept}
+
+
+def train_draft(options: Options, out: Path, work: Path) -> Path:
+    """Write a draft for a target: `model.safetensors` in bfloat16, its configuration and its tokenizer.
+
+    Args:
+        options: the recipe.
+        out: folder of the result; other files in it stay.
+        work: folder of texts and training state, taken up where an earlier call left it.
+
+    Returns:
+        `out`.
+
+    Raises:
+        ValueError: the work folder is of another recipe, or an option is out of range.
+    """
+    import torch
+    from transformers import AutoTokenizer
+
+    from .train_draft_data import Rows
+    from .train_draft_model import Training
+    from .train_draft_tokenizer import train_tokenizer
+
+    work.mkdir(parents=True, exist_ok=True)
+    _same_recipe(work / "recipe.json", options)
+    target = AutoTokenizer.from_pretrained(options.target)
+    texts = collect_texts(options, target, work)
+    tokenizer = train_tokenizer(target, texts, options.shape.vocabulary)
+    torch.manual_seed(options.seed)
+    rows = Rows(target, tokenizer, texts, options.plan.length, options.seed)
+    training = Training(options.shape.build(tokenizer), rows, options.plan, work / "training.pt")
+    training.run()
+    training.model.to(torch.bfloat16).save_pretrained(out)
+    tokenizer.save_pretrained(out)
+    last = training.losses[-50:]
+    record = {**asdict(options), "texts_written": len(texts), "training_seconds": round(training.seconds),
+              "steps": len(training.losses), "last_loss": round(sum(last) / len(last), 4)}
+    (out / "training.json").write_text(json.dumps(record, indent=1) + "\n")
+    return out
+
+
+def collect_texts(options: Options, tokenizer: Any, work: Path) -> list[Text]:
+    """What the target writes; with the built-in prompts in two rounds, as the second quotes the first."""
+    rounds = [("texts.jsonl", options.prompts)]
+    if options.texts is None:
+        copies = int(options.prompts * _COPYING_SHARE)
+        rounds = [("texts.jsonl", options.prompts - copies), ("copies.jsonl", copies)]
+    generator: Generator | None = None
+    texts: list[Text] = []
+    try:
+        for number, (name, count) in enumerate(rounds):
+            prompts = _prompts(options, count, texts[:_QUOTED_TEXTS] if number else None)
+            written = read_texts(work / name)
+            if len(written) < len(prompts):
+                if generator is None:
+                    make = GENERATORS[options.generator]
+                    generator = make(options.target, options.dtype, options.reply_tokens)
+                written = write_texts(work / name, prompts, tokenizer, generator, options.seed + number)
+            texts += written[: len(prompts)]
+    finally:
+        if generator:
+            generator.close()
+    return texts
+
+
+def _prompts(options: Options, count: int, quoted: Sequence[Text] | None) -> list[Prompt]:
+    if options.texts is not None:
+        lines = [line for line in Path(options.texts).read_text().splitlines() if line.strip()]
+        if not lines:
+            raise ValueError(f"texts: {options.texts} has no prompts; accepted is one prompt a line")
+        return [Prompt("texts", "chat", line) for line in lines[:count]]
+    if quoted is not None:
+        maker = PromptMaker(options.seed + 1, passages=[text.reply for text in quoted])
+        return [maker.make("copying") for _ in range(count)]
+    maker, chance = PromptMaker(options.seed), random.Random(options.seed)
+    kinds, shares = list(_FIRST_SHARES), list(_FIRST_SHARES.values())
+    return [maker.make(chance.choices(kinds, shares)[0]) for _ in range(count)]
+
+
+def _same_recipe(path: Path, options: Options) -> None:
+    wanted = options.of_the_texts()
+    if not path.exists():
+        path.write_text(json.dumps(wanted, indent=1) + "\n")
+        return
+    found = json.loads(path.read_text())
+    different = [f"{name} {found.get(name)!r}, not {value!r}"
+                 for name, value in wanted.items() if found.get(name) != value]
+    if different:
+        raise ValueError(f"{path.parent} holds texts of another recipe ({'; '.join(different)}): "
+                         "repeat its options, or choose another --work")
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text}: accepted are integers from 1")
+    return value
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    options, shape, plan = Options(target=""), Shape(), Plan()
+    parser = argparse.ArgumentParser(prog="python -m sglang_ext.uag.train_draft", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--target", required=True, help="folder or name of the target model")
+    add("--out", required=True, type=Path, help="folder of the draft")
+    add("--work", type=Path, help="folder of the state between starts (default: OUT-work)")
+    add("--texts", help="file of prompts, one a line (default: built-in prompts)")
+    add("--prompts", type=_positive, default=options.prompts, help="most prompts to continue (default: %(default)s)")
+    add("--reply-tokens", type=_positive, default=options.reply_tokens, help="tokens of a reply (default: %(default)s)")
+    add("--generator", choices=sorted(GENERATORS), default=options.generator,
+        help="sglang is fast, transformers repeats itself to the bit (default: %(default)s)")
+    add("--dtype", choices=["bfloat16", "float16", "float32"], default=options.dtype, help="of the target")
+    add("--seed", type=int, default=options.seed)
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument("--steps", type=_positive, help="length of the training in steps")
+    length.add_argument("--minutes", type=float, default=plan.minutes,
+                        help="length of the training in time (default: %(default)s)")
+    add("--batch", type=_positive, default=plan.batch, help="rows of 1,024 tokens a step (default: %(default)s)")
+    for name in ("vocabulary", "hidden", "feed-forward", "layers", "heads"):
+        add(f"--{name}", type=_positive, default=getattr(shape, name.replace("-", "_")), help="default: %(default)s")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str]) -> int:
+    a = parse(argv)
+    shape = Shape(a.vocabulary, a.hidden, a.feed_forward, a.layers, a.heads)
+    plan = Plan(steps=a.steps or 0, minutes=a.minutes, batch=a.batch)
+    options = Options(a.target, a.texts, a.prompts, a.reply_tokens, a.dtype, a.generator, a.seed, shape, plan)
+    work = a.work or a.out.with_name(a.out.name + "-work")
+    try:
+        print(train_draft(options, a.out, work))
+    except ValueError as error:
+        print(f"train_draft: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"train_draft: interrupted; the same command goes on from {work}", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
