@@ -37,7 +37,8 @@ class Session:
         self._finish: str | None = None  # of the call under way, then of the last one
         self._matched: int | str | None = None
         self._tokens: int | None = None  # of the call under way, as the server says
-        self._tells_match = endpoint.api == "generate"
+        # A server that stops at the start marker has to say so; those that return ids do.
+        self._tells_match = endpoint.api == "generate" or isinstance(self._transcript, IdTranscript)
         self._prompt_tokens: int | None = None
         self._cached_tokens: int | None = None
 
@@ -65,7 +66,7 @@ class Session:
             left=self.query.max_tokens - self._generated,
             used=thinking.used,
             open=thinking.open,
-            opening=self._generated == 0 or thinking.half_start,
+            opening=thinking.half_start or not (self._calls or self._transcript.forced),
         ))
 
     def feed(self, event: Event) -> None:

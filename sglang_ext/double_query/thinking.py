@@ -152,7 +152,7 @@ class Standing:
         left: tokens of `max_tokens` that are left.
         used: thinking so far.
         open: a block is open.
-        opening: a start marker is half-written, or nothing is written yet, so that the next token may open a block.
+        opening: a start marker is half-written, or nothing is written yet, where most blocks open.
     """
 
     left: int

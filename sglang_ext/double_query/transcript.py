@@ -216,8 +216,10 @@ class TextTranscript(Transcript):
             raise ServerError(200, "the reply does not say how many tokens it has (no usage)")
         while cut and len(self.data) > self._begun and self.data.endswith(_REPLACEMENT):
             del self.data[-len(_REPLACEMENT) :]  # half a character
-        self.data += met.encode()  # the server cut it off
         self.thinking.feed(bytes(self.data[self._begun :]), tokens=tokens)
+        if met:  # the server cut it off; nothing was thought after it
+            self.data += met.encode()
+            self.thinking.feed(met.encode())
         self._begun = len(self.data)
         return tokens
 
