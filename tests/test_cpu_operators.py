@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -46,6 +47,69 @@ def test_links_of_a_tree(forest: tuple[torch.Tensor, list[list[int]]]) -> None:
             assert child[b, i] == (children[0] if children else -1)
             assert sibling[b, i] == (siblings[0] if siblings else -1)
             assert positions.view(bs, n)[b, i] == lens[b] + mask[b, i].sum() - 1
+
+
+@st.composite
+def grown(draw: st.DrawFn) -> tuple[int, int, int, torch.Tensor, torch.Tensor]:
+    """topk, steps, nodes, `parent_list` and `selected_index` as sglang's draft workers hand them over.
+
+    Step 0 scores group 0; each later step scores a group for each of `topk` candidates of the step before.
+    """
+    topk, steps, bs = draw(st.integers(1, 3)), draw(st.integers(1, 4)), draw(st.integers(1, 3))
+    total = topk + (steps - 1) * topk * topk
+    n = 1 + draw(st.integers(1, total))
+    parents, selected = [], []
+    for _ in range(bs):
+        grew_from, low, high = [-1], 0, topk
+        for _ in range(steps - 1):
+            chosen = draw(st.lists(st.integers(low, high - 1), min_size=topk, max_size=topk, unique=True))
+            grew_from += chosen
+            low, high = high, high + topk * topk
+        parents.append(grew_from if steps > 1 else [])
+        selected.append(sorted(draw(st.lists(st.integers(0, total - 1), min_size=n - 1, max_size=n - 1, unique=True))))
+    return topk, steps, n, torch.tensor(parents, dtype=torch.int64).view(bs, -1), torch.tensor(selected)
+
+
+def _ancestry(candidate: int, grew_from: list[int], selected: list[int], topk: int) -> list[int]:
+    """Nodes from a candidate's own up to node 0, which is left out; it ends where a candidate is no node."""
+    path = []
+    while candidate in selected:
+        path.append(selected.index(candidate) + 1)
+        if candidate < topk:
+            break
+        candidate = grew_from[candidate // topk]
+    return path
+
+
+@given(tree=grown())
+@settings(max_examples=150, deadline=None)
+def test_trees_of_a_draft_model(tree: tuple[int, int, int, torch.Tensor, torch.Tensor]) -> None:
+    topk, steps, n, parent_list, selected = tree
+    bs = len(selected)
+    lens = torch.arange(bs) * 10
+    mask = torch.ones(bs * n * n, dtype=torch.bool)
+    positions = torch.full((bs * n,), -9)
+    index, child, sibling = (torch.full((bs, n), -1) for _ in range(3))
+    speculation.build_tree(parent_list, selected, lens, mask, positions, index, child, sibling, topk, steps, n, 1)
+    assert index.flatten().tolist() == list(range(bs * n))
+    for b, numbers in enumerate(selected.tolist()):
+        paths = [[], *(_ancestry(number, parent_list[b].tolist(), numbers, topk) for number in numbers)]
+        parents = [-1] + [path[1] if len(path) > 1 else 0 if number < topk else -1
+                          for number, path in zip(numbers, paths[1:], strict=True)]
+        for i in range(n):
+            seen = {j for j in range(n) if mask.view(bs, n, n)[b, i, j]}
+            children = [k for k in range(1, n) if parents[k] == i]
+            siblings = [k for k in range(i + 1, n) if parents[k] == parents[i] >= 0]
+            assert seen == {0, *paths[i]}
+            assert positions.view(bs, n)[b, i] == lens[b] + len(paths[i])
+            assert child[b, i] == (children[0] if children else -1)
+            assert sibling[b, i] == (siblings[0] if siblings else -1)
+
+
+def test_a_mask_over_the_cached_positions_is_refused() -> None:
+    empty = torch.empty(0)
+    with pytest.raises(ValueError, match="tree_mask_mode 0"):
+        speculation.build_tree(empty, empty, empty, empty, empty, empty, empty, empty, 1, 1, 2, 0)
 
 
 def _walk(parents: list[int], drafts: list[int], target: list[int], most: int) -> list[int]:
@@ -112,6 +176,9 @@ def test_cache_locations_of_windows() -> None:
     out = torch.full((5,), -1)
     operators.assign_extend_cache_locs(rows, table, start, end, out, 10)
     assert out.tolist() == [21, 22, 23, 8, 9]
+    drafts = torch.full((6,), -1)
+    operators.assign_draft_cache_locs_contiguous(rows, table, torch.tensor([3, 0]), drafts, 10, 1, 3)
+    assert drafts.tolist() == [23, 24, 25, 0, 1, 2]
     operators.assign_req_to_token_pool(rows, table, start, end, torch.arange(500, 505), 10)
     assert table[2, :5].tolist() == [20, 500, 501, 502, 24]
     assert table[0, 7:].tolist() == [7, 503, 504]

@@ -47,6 +47,14 @@ def assign_extend_cache_locs(req_pool_indices: torch.Tensor, req_to_token: torch
     out_cache_loc[: len(rows)] = req_to_token[rows, columns].to(out_cache_loc.dtype)
 
 
+def assign_draft_cache_locs_contiguous(req_pool_indices: torch.Tensor, req_to_token: torch.Tensor,
+                                       seq_lens: torch.Tensor, out_cache_loc: torch.Tensor, pool_len: int, topk: int,
+                                       num_steps: int) -> None:
+    """Read the cache locations of the `topk * num_steps` drafts behind each request's length."""
+    assign_extend_cache_locs(req_pool_indices, req_to_token, seq_lens, seq_lens + topk * num_steps, out_cache_loc,
+                             pool_len)
+
+
 def murmur_hash32(seed: torch.Tensor, positions: torch.Tensor, col_indices: torch.Tensor) -> torch.Tensor:
     """MurmurHash3 (x86, 32 bit) of 16 bytes: a 64-bit seed, a 32-bit position and a 32-bit column.
 
@@ -88,6 +96,8 @@ _WINDOW = ("(Tensor req_pool_indices, Tensor(a!) req_to_token, Tensor start_offs
 _OPERATORS = {
     "assign_req_to_token_pool_cpu" + _WINDOW: assign_req_to_token_pool,
     "assign_extend_cache_locs_cpu" + _WINDOW: assign_extend_cache_locs,
+    "assign_draft_cache_locs_contiguous_cpu(Tensor req_pool_indices, Tensor req_to_token, Tensor seq_lens, "
+    "Tensor(a!) out_cache_loc, int pool_len, int topk, int num_steps) -> ()": assign_draft_cache_locs_contiguous,
     "murmur_hash32_cpu(Tensor seed, Tensor positions, Tensor col_indices) -> Tensor": murmur_hash32,
     **speculation.OPERATORS,
 }

@@ -28,11 +28,70 @@ def reconstruct_indices_from_tree_mask(tree_mask: torch.Tensor, verified_seq_len
     node = torch.arange(n)
     ancestors = tree_mask.view(batch_size, n, n).bool() & (node < node[:, None])
     positions.view(batch_size, n).copy_(ancestors.sum(-1) + verified_seq_len[:, None])
-    retrive_index.view(batch_size, n).copy_(torch.arange(batch_size * n).view(batch_size, n))
-    retrive_next_token.view(batch_size, n).copy_(_first(ancestors.transpose(1, 2)))
     parent = torch.where(ancestors, node, -1).amax(-1)
+    _write_links(parent, retrive_index, retrive_next_token, retrive_next_sibling)
+
+
+def build_tree(parent_list: torch.Tensor, selected_index: torch.Tensor, verified_seq_len: torch.Tensor,
+               tree_mask: torch.Tensor, positions: torch.Tensor, retrive_index: torch.Tensor,
+               retrive_next_token: torch.Tensor, retrive_next_sibling: torch.Tensor, topk: int, depth: int,
+               draft_token_num: int, tree_mask_mode: int) -> None:
+    """Write mask, positions and links of the trees that a draft model grew.
+
+    Every step of the draft scores `topk` candidates for each of the nodes it grows from, and numbers them in order. The
+    best candidates become nodes 1 to n - 1, in the order of their numbers.
+
+    Args:
+        parent_list: [bs, groups] int64, the number of the candidate that a group of `topk` candidates grew from; group
+            0 grew from node 0. Without columns if there is no other group.
+        selected_index: [bs, n - 1] int64, candidates that became nodes, ascending.
+        verified_seq_len: [bs] int, committed positions.
+        tree_mask: [bs * n * n] bool, written: whether node j is i or an ancestor of i.
+        positions: [bs * n] int64, written.
+        retrive_index, retrive_next_token, retrive_next_sibling: [bs, n] int64, written.
+        depth: most steps from node 0.
+        tree_mask_mode: 1, the mask between nodes only, which sglang uses on the CPU.
+
+    Raises:
+        ValueError: another mask mode.
+    """
+    if tree_mask_mode != 1:
+        raise ValueError(f"tree_mask_mode {tree_mask_mode} is not served on the CPU; expected 1 (QLEN_ONLY)")
+    bs, n = len(verified_seq_len), draft_token_num
+    parent = torch.full((bs, n), -1)
+    parent[:, 1:] = _parents(parent_list, selected_index, topk)
+    up = parent.clamp(min=0)
+    mask = tree_mask.view(bs, n, n)
+    mask.copy_(torch.arange(n) == 0)  # node 0 is everybody's ancestor
+    node = torch.arange(n).expand(bs, n)
+    steps = torch.zeros(bs, n, dtype=torch.int64)
+    for _ in range(depth):
+        mask.scatter_(2, node[..., None], True)
+        steps += node > 0
+        node = up.gather(1, node)
+    positions.view(bs, n).copy_(steps + verified_seq_len[:, None])
+    _write_links(parent, retrive_index, retrive_next_token, retrive_next_sibling)
+
+
+def _parents(parent_list: torch.Tensor, selected_index: torch.Tensor, topk: int) -> torch.Tensor:
+    """[bs, n - 1] int64: the parent of each node from 1 on, -1 if its candidate is not among the nodes."""
+    group = selected_index // topk
+    if parent_list.shape[1] == 0:
+        return torch.zeros_like(group)
+    candidate = parent_list.gather(1, group)
+    found = _first(selected_index[:, None] == candidate[..., None])
+    return torch.where(group == 0, 0, torch.where(found < 0, -1, found + 1))
+
+
+def _write_links(parent: torch.Tensor, retrive_index: torch.Tensor, retrive_next_token: torch.Tensor,
+                 retrive_next_sibling: torch.Tensor) -> None:
+    """Write the links of nodes whose parents are known, [bs, n] int64, -1 for none."""
+    bs, n = parent.shape
+    node = torch.arange(n)
+    retrive_index.view(bs, n).copy_(torch.arange(bs * n).view(bs, n))
+    retrive_next_token.view(bs, n).copy_(_first(parent[:, None] == node[:, None]))
     younger = (parent[:, :, None] == parent[:, None]) & (parent >= 0)[:, :, None] & (node > node[:, None])
-    retrive_next_sibling.view(batch_size, n).copy_(_first(younger))
+    retrive_next_sibling.view(bs, n).copy_(_first(younger))
 
 
 def _first(which: torch.Tensor) -> torch.Tensor:
@@ -118,6 +177,9 @@ OPERATORS = {
     "reconstruct_indices_from_tree_mask_cpu(Tensor tree_mask, Tensor verified_seq_len, Tensor(a!) positions, "
     "Tensor(b!) retrive_index, Tensor(c!) retrive_next_token, Tensor(d!) retrive_next_sibling, int batch_size, "
     "int draft_token_num) -> ()": reconstruct_indices_from_tree_mask,
+    "build_tree_kernel_efficient_cpu(Tensor parent_list, Tensor selected_index, Tensor verified_seq_len, "
+    "Tensor(a!) tree_mask, Tensor(b!) positions, Tensor(c!) retrive_index, Tensor(d!) retrive_next_token, "
+    "Tensor(e!) retrive_next_sibling, int topk, int depth, int draft_token_num, int tree_mask_mode) -> ()": build_tree,
     "verify_tree_greedy_cpu(Tensor(a!) predicts, Tensor(b!) accept_index, Tensor(c!) accept_token_num, "
     f"Tensor candidates, {_LINKS}, Tensor target_predict) -> ()": verify_tree_greedy,
     "fill_accept_out_cache_loc_cpu(Tensor accept_index, Tensor out_cache_loc, Tensor(a!) accept_out_cache_loc) "
