@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
 from sglang_ext.budget import service
 from sglang_ext.budget.admission import RequestRow
 from sglang_ext.budget.contract import BudgetError, ThinkBudget, spellings
+from sglang_ext.budget.results import ReasoningCounter
 
 from .launch import READY_KEY
 from .reasoning_parser import build_admission
 from .registry import check_applied
-from .tokenizer_manager import GRAMMARS, RESULT_KEY
+from .tokenizer_manager import GRAMMARS
+from .usage import RESULT_KEY, Report
 
 
 class Thinking:
@@ -36,6 +38,11 @@ class Thinking:
         """Take a slot's words [WORDS] after `length` output tokens."""
         if self._row is not None:
             self._row.note(words, length)
+
+    def replay(self, output: Sequence[int]) -> None:
+        """Note the words after an output that ended within a step."""
+        if self._row is not None:
+            self._row.note(service.current().rebuilt(self._row, output), len(output))
 
     def result(self) -> dict[str, Any]:
         """The request's `think` object; of one that ended before its first prefill, all zero."""
@@ -78,17 +85,39 @@ def get_output_streamer_class(original: Callable[..., Any], self: Any) -> type:
 
 @cache
 def _with_results(base: type) -> type:
-    """sglang's output streamer, or another plugin's, with the think object beside every output."""
+    """sglang's output streamer, or another plugin's, with a report on the thinking beside every output."""
 
     class ThinkOutputStreamer(base):  # type: ignore[misc]
         has_additional_customized_info = True
 
         def build_additional_customized_info(self, reqs: list[Any]) -> dict[str, list[Any]]:
             info = super().build_additional_customized_info(reqs)
-            results = [[req.think.result()] if getattr(req, "think", None) is not None else [] for req in reqs]
-            return {**info, RESULT_KEY: results} if any(results) else info
+            return {**info, RESULT_KEY: [[_report(req)] for req in reqs]}
 
         def is_request_level_customized_info_key(self, key: str) -> bool:
             return key == RESULT_KEY or super().is_request_level_customized_info_key(key)
 
     return ThinkOutputStreamer
+
+
+def _report(req: Any) -> Report:
+    """What the client is told about a request's thinking so far."""
+    think = getattr(req, "think", None)
+    return Report(_reasoning_tokens(req), think.result() if think is not None else None)
+
+
+def _reasoning_tokens(req: Any) -> int | None:
+    """How many tokens of the response are thinking, budget or not; None where sglang's own count stands: the markers
+    are unknown, the prompt has no ids, or the response is a beam's."""
+    counter = _counter()
+    if counter is None or req.input_embeds is not None or req.beam_group is not None:
+        return None
+    if getattr(req, "think_count", None) is None:
+        req.think_count = counter.start(req.origin_input_ids)
+    return counter.advance(req.think_count, req.output_ids_through_stop)
+
+
+@cache
+def _counter() -> ReasoningCounter | None:
+    automaton = service.current().automaton
+    return ReasoningCounter(automaton) if automaton is not None else None

@@ -9,11 +9,15 @@ from . import (
     cpu_graph,
     forward_batch,
     launch,
+    metrics,
     request_models,
     sampling,
     scheduler,
     server_args,
+    server_info,
     tokenizer_manager,
+    usage,
+    verification,
 )
 from .registry import Hook
 
@@ -60,6 +64,10 @@ HOOKS = (
     Hook(
         "entrypoints.openai.protocol.ResponsesRequest", request_models.add_fields,
         "a request model drops unknown fields in silence", "", kind="fields",
+    ),
+    Hook(
+        "entrypoints.anthropic.protocol.AnthropicThinkingParam", request_models.check_budget_tokens,
+        "a request model makes an integer of what is none", "", kind="fields",
     ),
     Hook(
         "entrypoints.anthropic.protocol.AnthropicMessagesRequest", request_models.add_fields,
@@ -112,9 +120,58 @@ HOOKS = (
     ),
     Hook(
         "managers.tokenizer_manager.TokenizerManager.update_request_meta_info",
-        tokenizer_manager.update_request_meta_info,
+        usage.update_request_meta_info,
         "sglang's extension point for request metadata, which otherwise makes lists of what comes per step",
         "self, meta_info, state, customized_info, index, finish_reason",
+    ),
+    *(
+        Hook(f"entrypoints.{model}", function, reason, "", kind="fields")
+        for model, function, reason in (
+            ("openai.protocol.UsageInfo", usage.allow_think, "a response model writes no key that it does not know"),
+            ("openai.protocol.ChatCompletionResponse", usage.rebuild, "it writes usage as it was when compiled"),
+            ("openai.protocol.ChatCompletionStreamResponse", usage.rebuild, "it writes usage as it was when compiled"),
+            ("openai.protocol.CompletionResponse", usage.rebuild, "it writes usage as it was when compiled"),
+            ("openai.protocol.CompletionStreamResponse", usage.rebuild, "it writes usage as it was when compiled"),
+            ("openai.protocol.ResponsesResponse", usage.allow_think_in_responses, "it writes usage in its own form"),
+            ("openai.protocol.ResponsesLifecycleEvent", usage.rebuild, "it holds a response"),
+            ("anthropic.protocol.AnthropicUsage", usage.allow_think, "a response model writes no key it does not know"),
+            ("anthropic.protocol.AnthropicMessagesResponse", usage.rebuild, "it writes usage as it was when compiled"),
+            ("anthropic.protocol.MessageDeltaEvent", usage.rebuild, "it writes usage as it was when compiled"),
+            ("openai.protocol.ModelCard", server_info.add_to_model_card, "nothing else tells what a server accepts"),
+            ("openai.protocol.ModelList", usage.rebuild, "it writes cards as they were when compiled"),
+        )
+    ),
+    Hook(
+        "entrypoints.openai.protocol.UsageInfo.__init__", usage.construct_usage,
+        "the one place that the usage of every OpenAI endpoint passes",
+        "self, **data",
+    ),
+    Hook(
+        "entrypoints.openai.usage_processor.UsageProcessor.calculate_streaming_usage", usage.calculate_streaming_usage,
+        "sums the choices of a stream in the order in which they began",
+        "prompt_tokens, reasoning_tokens, completion_tokens, cached_tokens, n_choices, enable_cache_report, "
+        "image_tokens, audio_tokens, video_tokens",
+    ),
+    Hook(
+        "entrypoints.anthropic.serving._anthropic_usage_from_openai", usage.anthropic_usage,
+        "the one place that the usage of /v1/messages passes",
+        "usage, *, include_input, include_output, force_zero_output",
+    ),
+    Hook(
+        "managers.tokenizer_manager.TokenizerManager.init_metric_collector_watchdog",
+        metrics.init_metric_collector_watchdog,
+        "sglang's collector can be replaced, not joined; the multiprocess directory is known from here on",
+        "self",
+    ),
+    Hook(
+        "managers.tokenizer_manager.TokenizerManager.collect_metrics", metrics.collect_metrics,
+        "where sglang counts finished requests; its collector is not given their results",
+        "self, state, recv_obj, i",
+    ),
+    Hook(
+        "utils.common.build_server_info", server_info.build_server_info,
+        "the answer of /server_info; there is no extension point",
+        "server_args, scheduler_info",
     ),
     Hook(
         "managers.scheduler.Scheduler.init_tokenizer", scheduler.init_tokenizer,
@@ -169,6 +226,12 @@ HOOKS = (
         "the token that stands in the output must be known before anything else reads the sampled one",
         "self, logits_output, sampling_info, return_logprob, top_logprobs_nums, token_ids_logprobs, positions, *, "
         "logprob_logits",
+    ),
+    Hook(
+        "speculative.eagle_utils.eagle_sample", verification.eagle_sample,
+        "the verification that all tree and chain drafts share; it never calls the sampler or a logits processor",
+        "verify_input, batch, logits_output, grammar_mask, uno_target_max_top_k, *, watermark_state, "
+        "watermark_full_mask",
     ),
     Hook(
         "model_executor.cpu_graph_runner.register_fake_ops", cpu_graph.register_fake_ops,

@@ -1,4 +1,4 @@
-"""`TokenizerManager`: where every request in Python is checked, and where its results are put together.
+"""`TokenizerManager`: where every request in Python is checked.
 
 HTTP, the OpenAI and Anthropic endpoints, `Engine` and the gRPC bridge all pass through `_create_tokenized_object`.
 """
@@ -11,10 +11,9 @@ from typing import Any
 from sglang_ext.budget import service
 from sglang_ext.budget.contract import ALIASES, FIELD, BudgetError
 
-from .budget_fields import given_in_sampling_params, with_budget
+from .budget_fields import given_in_sampling_params, settled, with_budget
 from .reasoning_parser import build_admission
 
-RESULT_KEY = "think"
 DEFAULT_NEW_TOKENS = 128  # SamplingParams.max_new_tokens
 GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
 
@@ -44,7 +43,9 @@ def create_tokenized_object(original: Callable[..., Any], self: Any, obj: Any, i
         given = given_in_sampling_params(merged)
         if obj.max_thinking_tokens is not None:
             given.append(("max_thinking_tokens", obj.max_thinking_tokens))
-        budget = service.current().admit(given, merged.get("max_new_tokens", DEFAULT_NEW_TOKENS))
+        most = merged.get("max_new_tokens", DEFAULT_NEW_TOKENS)
+        context_left = self.context_len - len(input_ids or ()) - 1
+        budget = service.current().admit(settled(given, most, context_left), most)
         if budget is not None and budget.limited:
             _check_combination(obj, merged, input_ids or [])
         own = (FIELD,) if obj.custom_logit_processor else (FIELD, *ALIASES)
@@ -71,12 +72,3 @@ def _check_combination(obj: Any, params: dict[str, Any], input_ids: list[int]) -
         raise BudgetError(f"think_budget: the prompt opens a thinking block, in which {grammar} cannot hold; start the "
                           "server with --reasoning-parser, so that the grammar begins after the thinking")
     obj.require_reasoning = True
-
-
-def update_request_meta_info(original: Callable[..., Any], self: Any, meta_info: dict[str, Any], state: Any,
-                              customized_info: dict[str, Any], index: int, finish_reason: Any) -> None:
-    values = customized_info.get(RESULT_KEY)
-    if values and values[index]:
-        meta_info[RESULT_KEY] = values[index][-1]
-    rest = {key: value for key, value in customized_info.items() if key != RESULT_KEY}
-    original(self, meta_info, state, rest, index, finish_reason)

@@ -10,6 +10,7 @@ import pytest
 import servers
 from rescan import Rescan
 from scripted_model import SCRIPTS, build_scripted_model
+from told_model import build as build_told_model
 
 FLOAT32 = ("--dtype", "float32", "--attention-backend", "torch_native")
 
@@ -50,5 +51,19 @@ def demo_server(demo_model: Path) -> Iterator[servers.Server]:
 def scripted_server(scripted_model: Path) -> Iterator[servers.Server]:
     """A model whose every next token is known."""
     server = servers.launch("--model-path", str(scripted_model), "--reasoning-parser", "qwen3", *FLOAT32)
+    yield server
+    assert not server.stop()
+
+
+@pytest.fixture(scope="session")
+def told_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_told_model(tmp_path_factory.mktemp("told"))
+
+
+@pytest.fixture(scope="session")
+def told_server(told_model: Path) -> Iterator[servers.Server]:
+    """A model whose counts are known, with metrics and budgets of efforts, and no default budget."""
+    server = servers.launch("--model-path", str(told_model), "--reasoning-parser", "qwen3", "--enable-metrics",
+                            "--think-effort", "low=2,medium=25%,high=-1", "--served-model-name", "told", *FLOAT32)
     yield server
     assert not server.stop()

@@ -1,0 +1,116 @@
+"""What a client is told about a response's thinking. No engine is imported.
+
+Two things leave with a response: how many of its tokens are thinking, counted from their ids, and, where the request
+has a budget, the `think` object `{"budget", "tokens", "forced_tokens", "outcome"}`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .admission import Admission, prompt_word
+from .automaton import Automaton
+from .contract import ALIASES, FIELD, NESTED, UNLIMITED
+from .effort import Share
+from .kernels.layout import AUTO_MASK, INSIDE, STATE_MASK
+
+
+@dataclass
+class ReasoningCount:
+    """How far one response has been counted.
+
+    Attributes:
+        auto: automaton word after `length` output tokens.
+        tokens: how many of them are thinking.
+    """
+
+    auto: int
+    length: int = 0
+    tokens: int = 0
+
+
+class ReasoningCounter:
+    """Counts the thinking in responses of one served model, from their ids.
+
+    A token is thinking if a block is open before it: from the first one after the start marker up to the last piece of
+    the end marker, whoever wrote it. So a forced message and a forced end marker are counted, and what follows the
+    marker, a line break say, is not.
+    """
+
+    def __init__(self, automaton: Automaton) -> None:
+        self._automaton = automaton
+        # Lists, as one look-up in an array costs several in a list.
+        self._token_class: list[int] = automaton.token_class.tolist()
+        self._step: list[int] = automaton.step.tolist()
+        self._classes = len(self._step) // automaton.states
+
+    def start(self, prompt: Sequence[int]) -> ReasoningCount:
+        """The count before the first output token.
+
+        Args:
+            prompt: ids of the whole prompt.
+        """
+        return ReasoningCount(prompt_word(self._automaton, prompt))
+
+    def advance(self, count: ReasoningCount, output: Sequence[int]) -> int:
+        """Count what has been added to `output`, all ids of the response so far; return how many are thinking."""
+        auto, known = count.auto, len(self._token_class)
+        for token in output[count.length :]:
+            count.tokens += bool(auto & INSIDE)
+            kind = self._token_class[token] if 0 <= token < known else 0
+            auto = self._step[(auto & STATE_MASK) * self._classes + kind] & AUTO_MASK
+        count.auto, count.length = auto, max(count.length, len(output))
+        return count.tokens
+
+
+class ReasoningTokens(int):
+    """A count of reasoning tokens that keeps the `think` objects of the responses it counts.
+
+    The engine hands the count by value from each choice's `meta_info` to `usage`, by another way on every endpoint, and
+    adds the choices up. The objects travel inside it.
+    """
+
+    thinks: tuple[Mapping[str, Any], ...]
+
+    def __new__(cls, count: int, thinks: Sequence[Mapping[str, Any]] = ()) -> ReasoningTokens:
+        self = super().__new__(cls, count)
+        self.thinks = tuple(thinks)
+        return self
+
+    def __add__(self, other: int) -> ReasoningTokens:
+        return ReasoningTokens(int(self) + int(other), (*self.thinks, *getattr(other, "thinks", ())))
+
+    __radd__ = __add__  # what is on the left has no objects of its own: `sum` begins with a plain 0
+
+    @property
+    def think(self) -> Mapping[str, Any]:
+        """The `think` object of `usage`: the response's own; of several choices, their sums and the object of each."""
+        if len(self.thinks) == 1:
+            return self.thinks[0]
+        sums = {key: sum(think[key] for think in self.thinks) for key in ("tokens", "forced_tokens")}
+        return {**sums, "choices": list(self.thinks)}
+
+
+def advertised(admission: Admission, efforts: Mapping[str, int | Share]) -> dict[str, Any] | None:
+    """What a client may know about a server's think budgets before its first request; None if none is served.
+
+    Args:
+        efforts: budgets of `reasoning_effort`, by its value.
+
+    Returns:
+        `default` and `answer_tokens` of requests that set none, in tokens, -1 for no limit; `max`, the largest budget
+        that is accepted, None without a ceiling; the `markers`; the `spellings` of the field; `effort`.
+    """
+    if admission.automaton is None:
+        return None
+    default, markers = admission.limits.default, admission.automaton.markers
+    return {
+        "default": default.max_tokens if default is not None else UNLIMITED,
+        "max": None if admission.limits.allow_unlimited else admission.limits.ceiling,
+        "answer_tokens": default.answer_tokens if default is not None else 0,
+        "markers": {"start": markers.start.decode(), "end": markers.end.decode()},
+        "spellings": [FIELD, *ALIASES, *(f"{outer}.{inner}" for outer, inner in NESTED)],
+        "effort": {name: str(value) if isinstance(value, Share) else value for name, value in efforts.items()},
+    }

@@ -1,0 +1,215 @@
+"""What a response says about its thinking, on every endpoint, streamed or not, and where it is counted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+import servers
+from conftest import FLOAT32
+from told_model import CLOSE, LOOP, OPENS, PLAIN, STOPS, THREE, think
+
+FORCED = think(4, 4, CLOSE, "forced")
+
+
+def asked(server: servers.Server, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    """One call that must succeed, with the usage as the only thing of its answer."""
+    response = server.post(path, {"model": "told", "temperature": 0, **body})
+    assert response.status_code == 200, response.text
+    return response.json()["usage"]  # type: ignore[no-any-return]
+
+
+def events(server: servers.Server, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    """The events of a streamed call."""
+    response = requests.post(server.url + path, json={"model": "told", "temperature": 0, "stream": True, **body},
+                             stream=True, timeout=300)
+    assert response.status_code == 200, response.text
+    lines = [line.removeprefix(b"data: ") for line in response.iter_lines() if line.startswith(b"data: ")]
+    return [json.loads(line) for line in lines if line != b"[DONE]"]
+
+
+def says(prompt: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": prompt}]
+
+
+def test_completions(told_server: servers.Server) -> None:
+    usage = asked(told_server, "/v1/completions", {"prompt": "<think>" + LOOP, "max_tokens": 12, "think_budget": 4})
+    assert usage["think"] == FORCED
+    assert usage["completion_tokens_details"] == {"reasoning_tokens": 4 + CLOSE}
+
+
+def test_chat(told_server: servers.Server) -> None:
+    """Failure 22: a client sees that and why its thinking ended."""
+    usage = asked(told_server, "/v1/chat/completions", {"messages": says(LOOP), "max_tokens": 12, "think_budget": 4})
+    assert usage["think"] == FORCED
+    assert usage["completion_tokens_details"] == {"reasoning_tokens": 4 + CLOSE}
+
+
+def test_responses(told_server: servers.Server) -> None:
+    usage = asked(told_server, "/v1/responses", {"input": LOOP, "max_output_tokens": 14, "think_budget": 4})
+    assert usage["think"] == FORCED
+    assert usage["output_tokens_details"] == {"reasoning_tokens": 4 + CLOSE}
+
+
+def test_messages(told_server: servers.Server) -> None:
+    usage = asked(told_server, "/v1/messages", {"messages": says(LOOP), "max_tokens": 12, "think_budget": 4})
+    assert usage["think"] == FORCED
+    assert usage["output_tokens_details"] == {"thinking_tokens": 4 + CLOSE}
+
+
+@pytest.mark.parametrize(("path", "prompt"), [
+    ("/v1/completions", {"prompt": "<think>" + LOOP}), ("/v1/chat/completions", {"messages": says(LOOP)}),
+], ids=str)
+def test_streams_of_openai(told_server: servers.Server, path: str, prompt: dict[str, Any]) -> None:
+    """The last chunk has the usage; with `continuous_usage_stats` every chunk says how far the thinking has come."""
+    body = {**prompt, "max_tokens": 12, "think_budget": 4}
+    last = events(told_server, path, {**body, "stream_options": {"include_usage": True}})[-1]
+    assert last["choices"] == []
+    assert last["usage"]["think"] == FORCED
+    assert last["usage"]["completion_tokens_details"] == {"reasoning_tokens": 4 + CLOSE}
+    every = events(told_server, path, {**body, "stream_options": {"include_usage": True,
+                                                                  "continuous_usage_stats": True}})
+    counts = [e["usage"]["reasoning_tokens"] for e in every if e.get("usage")]
+    assert counts == sorted(counts)
+    assert counts[-1] == 4 + CLOSE
+    assert every[-1]["usage"]["think"] == FORCED
+    open_ = [e["usage"]["think"] for e in every if (e.get("usage") or {}).get("think", FORCED)["outcome"] == "open"]
+    assert open_
+
+
+def test_stream_of_responses(told_server: servers.Server) -> None:
+    last = events(told_server, "/v1/responses", {"input": LOOP, "max_output_tokens": 14, "think_budget": 4})[-1]
+    assert last["type"] in ("response.completed", "response.incomplete")
+    assert last["response"]["usage"]["think"] == FORCED
+    assert last["response"]["usage"]["output_tokens_details"] == {"reasoning_tokens": 4 + CLOSE}
+
+
+def test_stream_of_messages(told_server: servers.Server) -> None:
+    every = events(told_server, "/v1/messages", {"messages": says(LOOP), "max_tokens": 12, "think_budget": 4})
+    usage = next(e["usage"] for e in every if e["type"] == "message_delta")
+    assert usage["think"] == FORCED
+    assert usage["output_tokens_details"] == {"thinking_tokens": 4 + CLOSE}
+    assert "think" not in next(e["message"]["usage"] for e in every if e["type"] == "message_start")
+
+
+def test_several_choices(told_server: servers.Server) -> None:
+    """Usage sums them up and has the object of each, in the order of the choices."""
+    body = {"prompt": ["<think>" + THREE, "<think>" + LOOP], "max_tokens": 12, "think_budget": 7}
+    expected = {"tokens": 6 + 7, "forced_tokens": CLOSE,
+                "choices": [think(7, 6, 0, "natural"), think(7, 7, CLOSE, "forced")]}
+    usage = asked(told_server, "/v1/completions", body)
+    assert usage["think"] == expected
+    assert usage["completion_tokens_details"] == {"reasoning_tokens": 6 + 7 + CLOSE}
+    last = events(told_server, "/v1/completions", {**body, "stream_options": {"include_usage": True}})[-1]
+    assert last["usage"]["think"] == expected
+
+
+def test_choices_of_chat(told_server: servers.Server) -> None:
+    response = told_server.post("/v1/chat/completions", {
+        "model": "told", "messages": says(LOOP), "max_tokens": 12, "temperature": 0, "n": 2, "think_budget": 4,
+        "return_meta_info": True}).json()
+    assert response["usage"]["think"] == {"tokens": 8, "forced_tokens": 2 * CLOSE, "choices": [FORCED, FORCED]}
+    assert [choice["meta_info"]["think"] for choice in response["choices"]] == [FORCED, FORCED]
+
+
+@pytest.mark.parametrize(("prompt", "tokens", "budget", "outcome"), [
+    (THREE, 6, -1, think(-1, 6, 0, "natural")),
+    (STOPS, 1 + CLOSE, 5, think(5, 1, CLOSE, "eos")),
+    (LOOP, 12, -1, think(-1, 12, 0, "open")),
+    (LOOP, CLOSE, 0, think(0, 0, CLOSE, "forced")),
+])
+def test_outcomes(told_server: servers.Server, prompt: str, tokens: int, budget: int,
+                  outcome: dict[str, Any]) -> None:
+    usage = asked(told_server, "/v1/chat/completions", {"messages": says(prompt), "max_tokens": 12,
+                                                        "think_budget": budget})
+    assert usage["think"] == outcome
+    assert usage["reasoning_tokens"] == tokens
+
+
+@pytest.mark.parametrize(("prompt", "tokens"), [("<think>" + THREE, 6), ("<think>" + LOOP, 20), (PLAIN, 0),
+                                                (OPENS, 15)])
+def test_without_a_budget_the_thinking_is_counted_all_the_same(told_server: servers.Server, prompt: str,
+                                                               tokens: int) -> None:
+    """Failure 12: `reasoning_tokens` was 0 on endpoints that do not ask for reasoning. Nothing else is added."""
+    body = {"prompt": prompt, "max_tokens": 20}
+    usage = asked(told_server, "/v1/completions", body)
+    assert usage["reasoning_tokens"] == tokens
+    assert "think" not in usage
+    assert usage["completion_tokens_details"] == ({"reasoning_tokens": tokens} if tokens else None)
+    params = {"max_new_tokens": 20, "temperature": 0}
+    assert told_server.generate(text=prompt, sampling_params=params)["meta_info"]["reasoning_tokens"] == tokens
+
+
+def test_every_endpoint_counts_the_same_without_a_budget(told_server: servers.Server) -> None:
+    """Failure 12, on the other endpoints."""
+    chat = asked(told_server, "/v1/chat/completions", {"messages": says(THREE), "max_tokens": 12})
+    responses = asked(told_server, "/v1/responses", {"input": THREE, "max_output_tokens": 14})
+    messages = asked(told_server, "/v1/messages", {"messages": says(THREE), "max_tokens": 12})
+    assert chat["completion_tokens_details"] == {"reasoning_tokens": 6}
+    assert responses["output_tokens_details"] == {"reasoning_tokens": 6}
+    assert messages["output_tokens_details"] == {"thinking_tokens": 6}
+    assert not {"think"} & {*chat, *responses, *messages}
+
+
+def test_a_stop_string_ends_the_count(told_server: servers.Server) -> None:
+    """What stands behind a stop is not in the response, and not in its count."""
+    result = told_server.generate(text="<think>" + THREE, sampling_params={"max_new_tokens": 20, "temperature": 0,
+                                                                           "stop": "two", "think_budget": 9})
+    assert result["meta_info"]["reasoning_tokens"] == 2
+    assert result["meta_info"]["think"] == think(9, 2, 0, "open")
+
+
+def test_a_server_says_what_it_serves(told_server: servers.Server) -> None:
+    expected = {
+        "default": -1, "max": None, "answer_tokens": 0, "markers": {"start": "<think>", "end": "</think>"},
+        "spellings": ["think_budget", "thinking_budget", "thinking_token_budget", "max_thinking_tokens",
+                      "reasoning.max_tokens", "thinking.budget_tokens"],
+        "effort": {"low": 2, "medium": "25%", "high": -1},
+    }
+    for path in ("/server_info", "/get_server_info"):
+        assert requests.get(told_server.url + path, timeout=60).json()["think_budget"] == expected
+    cards = requests.get(told_server.url + "/v1/models", timeout=60).json()["data"]
+    assert [card["think_budget"] for card in cards] == [expected]
+    assert requests.get(told_server.url + "/v1/models/told", timeout=60).json()["think_budget"] == expected
+
+
+@pytest.fixture(scope="module")
+def parserless_server(told_model: Path) -> Iterator[servers.Server]:
+    """Markers named by the operator, no reasoning parser, a default and a ceiling, two tokenizer workers."""
+    server = servers.launch("--model-path", str(told_model), "--think-start", "<think>", "--think-end", "</think>",
+                            "--think-budget", "5", "--think-budget-max", "9", "--tokenizer-worker-num", "2",
+                            "--enable-metrics", "--served-model-name", "told", *FLOAT32)
+    yield server
+    assert not server.stop()
+
+
+def test_without_a_reasoning_parser(parserless_server: servers.Server) -> None:
+    """Failure 12: the count needs no parser."""
+    for path, body in (("/v1/completions", {"prompt": "<think>" + LOOP, "max_tokens": 12}),
+                       ("/v1/chat/completions", {"messages": says(LOOP), "max_tokens": 12}),
+                       ("/v1/responses", {"input": LOOP, "max_output_tokens": 14}),
+                       ("/v1/messages", {"messages": says(LOOP), "max_tokens": 12})):
+        usage = asked(parserless_server, path, body)
+        assert usage["think"] == think(5, 5, CLOSE, "forced")
+        details = usage.get("completion_tokens_details") or usage["output_tokens_details"]
+        assert set(details.values()) == {5 + CLOSE}
+
+
+def test_the_ceiling_is_advertised(parserless_server: servers.Server) -> None:
+    told = requests.get(parserless_server.url + "/server_info", timeout=60).json()["think_budget"]
+    assert (told["default"], told["max"]) == (5, 9)
+
+
+def test_workers_share_their_metrics(parserless_server: servers.Server) -> None:
+    """Two processes count; a scrape of either has the sum."""
+    from test_metrics import scraped
+
+    before = scraped(parserless_server)
+    for _ in range(6):
+        asked(parserless_server, "/v1/completions", {"prompt": "<think>" + LOOP, "max_tokens": 12})
+    after = [scraped(parserless_server) for _ in range(4)]
+    assert {a["sglang_ext:think_tokens_total"] - before["sglang_ext:think_tokens_total"] for a in after} == {30}
