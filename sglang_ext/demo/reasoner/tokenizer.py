@@ -1,0 +1,62 @@
+"""The small reasoner's tokenizer: byte-level BPE over all 256 bytes, one token a digit, Qwen3's special tokens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+from random import Random
+from typing import Final
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from . import messages, tasks
+
+VOCABULARY: Final = 768
+CONTEXT: Final = 1024
+END_OF_TEXT, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+THINK, END_THINK = "<think>", "</think>"
+_CORPUS_TEXTS: Final = 20_000
+_TEMPLATE: Final = "reasoner.jinja"
+
+
+def build_tokenizer(seed: int) -> Tokenizer:
+    """Train the tokenizer on questions, thinking and English stop messages.
+
+    Returns:
+        A tokenizer of `VOCABULARY` ids; special tokens come first, then the bytes, then the merges.
+    """
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    tokenizer.decoder = decoders.ByteLevel()
+    # As in Qwen3, the markers are not special: they are shown when a text is decoded without special tokens.
+    specials = [*(AddedToken(t, special=True) for t in (END_OF_TEXT, IM_START, IM_END)),
+                *(AddedToken(t, special=False, normalized=False) for t in (THINK, END_THINK))]
+    trainer = trainers.BpeTrainer(vocab_size=VOCABULARY, special_tokens=specials, show_progress=False,
+                                  initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()))
+    tokenizer.train_from_iterator(_corpus(seed), trainer)
+    return tokenizer
+
+
+def _corpus(seed: int) -> Iterator[str]:
+    rng = Random(seed)
+    for _ in range(_CORPUS_TEXTS):
+        question = tasks.make_question(rng, rng.choice(list(tasks.KINDS)), rng.randint(2, tasks.MOST_TERMS))
+        yield question.text
+        yield question.answer
+        yield "\n\n"
+        yield messages.english(rng)
+        yield messages.QWEN
+    yield from ("system\n", "user\n", "assistant\n")
+
+
+def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+    """Write tokenizer, its settings and the chat template as transformers and sglang read them."""
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": IM_END, "pad_token": END_OF_TEXT,
+                "model_max_length": CONTEXT, "clean_up_tokenization_spaces": False}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1) + "\n")
+    template = files("sglang_ext.demo").joinpath(_TEMPLATE).read_text()
+    (folder / "chat_template.jinja").write_text(template)
