@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.metadata
 import json
 import os
@@ -22,7 +23,11 @@ from .cpu.defaults import add_defaults, bind_threads, has_flag, value_of
 
 MODEL_FLAGS = ("--model-path", "--model")
 PLUGIN = "sglang_ext"
-USAGE = "python launch.py --think-budget N [--model-path M] [any sglang server flag]"
+USAGE = "python launch.py --think-budget N [--demo D | --model-path M] [any sglang server flag]"
+DEMOS = {"smollm2": ("smollm2-135m-instruct", "How many days are in three weeks?"),
+         "reasoner": ("reasoner", "Add 17, 25, 38, 64, 9.")}
+"""Embedded models: the name they are served under, and a question to try. The function `demo.X.X` is X's folder."""
+DEFAULT_DEMO = "smollm2"
 
 
 class _UsageError(Exception):
@@ -54,11 +59,12 @@ def main(argv: Sequence[str]) -> int:
         return 0
     try:
         settings, rest = peel(argv)
+        demo, rest = _peel_demo(rest)
         _check_plugin()
         settings.to_environment()
         on_cpu = _choose_engine(rest)
         _check_flags(rest)
-        rest = _with_model(rest)
+        rest = _with_model(rest, demo)
         if on_cpu:
             rest = add_defaults(rest, value_of(rest, *MODEL_FLAGS) or "")
             bind_threads(rest)
@@ -71,8 +77,9 @@ def main(argv: Sequence[str]) -> int:
 def _print_help() -> None:
     ours = argparse.ArgumentParser(prog="launch.py", usage=USAGE, add_help=False,
                                    description="Serve a model whose requests have a think budget. Without "
-                                   "--model-path: a small demo model, SmolLM2-135M-Instruct.")
+                                   "--model-path: a small demo model.")
     add_flags(ours)
+    _add_demo_flag(ours)
     print(ours.format_help())
     print("sglang's own flags:\n")
     print(_sglang_parser().format_help())
@@ -84,6 +91,24 @@ def _sglang_parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="launch.py", add_help=False, usage=argparse.SUPPRESS)
     ServerArgs.add_cli_args(parser)
     return parser
+
+
+def _add_demo_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--demo", choices=tuple(DEMOS), help="the model to serve: smollm2 is SmolLM2-135M-Instruct, "
+                        "the default; reasoner is a model of 1 million parameters that was trained to think")
+
+
+def _peel_demo(argv: Sequence[str]) -> tuple[str, list[str]]:
+    """Take `--demo` off a command line: the demo model's name, and the arguments that are left."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    _add_demo_flag(parser)
+    try:
+        ours, rest = parser.parse_known_args(list(argv))
+    except argparse.ArgumentError as error:
+        raise _UsageError(str(error).removeprefix("argument ")) from None
+    if ours.demo is not None and has_flag(rest, *MODEL_FLAGS, "--config"):
+        raise _UsageError(f"--demo {ours.demo} names a model, and so does --model-path or --config; give one of them")
+    return ours.demo or DEFAULT_DEMO, rest
 
 
 def _check_plugin() -> None:
@@ -121,17 +146,15 @@ def _check_flags(argv: Sequence[str]) -> None:
         raise _UsageError(str(error)) from None
 
 
-def _with_model(argv: Sequence[str]) -> list[str]:
+def _with_model(argv: Sequence[str], demo: str) -> list[str]:
     """The command line with a model: the demo model, made on first use, where none is named."""
     if has_flag(argv, *MODEL_FLAGS, "--config"):
         return list(argv)
-    from .demo.smollm2 import smollm2
-
     try:
-        model = smollm2()
+        model = getattr(importlib.import_module(f".demo.{demo}", __package__), demo)()
     except RuntimeError as error:
         raise _UsageError(str(error)) from None
-    defaults = {"--reasoning-parser": "qwen3", "--served-model-name": "smollm2-135m-instruct"}
+    defaults = {"--reasoning-parser": "qwen3", "--served-model-name": DEMOS[demo][0]}
     extra = [part for name, value in defaults.items() if not has_flag(argv, name) for part in (name, value)]
     return [*argv, MODEL_FLAGS[0], str(model), *extra]
 
@@ -182,14 +205,15 @@ def _resolved(server_args: Any) -> Any:
 def _announce(server_args: Any) -> None:
     """Once the server answers, print its address and a request to try; from a thread, as the server blocks."""
     url = f"http://{server_args.host}:{server_args.port}"
-    threading.Thread(target=_announce_when_ready, args=(url,), daemon=True).start()
+    question = dict(DEMOS.values()).get(server_args.served_model_name, DEMOS[DEFAULT_DEMO][1])
+    threading.Thread(target=_announce_when_ready, args=(url, question), daemon=True).start()
 
 
-def _announce_when_ready(url: str) -> None:
+def _announce_when_ready(url: str, question: str) -> None:
     while not _answers(url + "/health"):
         time.sleep(0.5)
-    body = {"messages": [{"role": "user", "content": "How many days are in three weeks?"}], "think_budget": 8,
-            "max_tokens": 96, "temperature": 0, "return_meta_info": True}
+    body = {"messages": [{"role": "user", "content": question}], "think_budget": 8, "max_tokens": 96,
+            "temperature": 0, "return_meta_info": True}
     print(f"\nServing on {url}\nTry it:\n  curl -s {url}/v1/chat/completions -H 'Content-Type: application/json' "
           f"-d '{json.dumps(body)}'\n", flush=True)
 
