@@ -103,8 +103,10 @@ def start(command: Sequence[str], port: int, **extra: str) -> Server:
 
 
 def launch(*flags: str, **extra: str) -> Server:
-    """`launch.py` with flags, on a free port."""
+    """`launch.py` with flags, on a free port; without a stop message unless one is given, so that ends are short."""
     port = free_port()
+    if "--think-message" not in flags:
+        flags = ("--think-message", "", *flags)
     return start([sys.executable, "launch.py", "--port", str(port), *flags], port, **extra)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -178,6 +178,15 @@ class Admission:
                 f"beside the {self._closing(budget)} tokens that close the thinking; accepted: 0 to {max(0, room)}"
             )
 
+    def _speaking(self, budget: ThinkBudget, max_new_tokens: int | None) -> ThinkBudget:
+        """The budget without the server's own stop message, where that would take the place of the answer."""
+        own = self.limits.default.message if self.limits.default else None
+        if max_new_tokens is None or not budget.message or budget.message != own:
+            return budget
+        needed = self._closing(budget) + max(1, budget.answer_tokens)
+        wall = 0 if budget.answer_tokens or budget.max_tokens == UNLIMITED else budget.max_tokens
+        return budget if wall + needed <= max_new_tokens else replace(budget, message="")
+
     def _closing(self, budget: ThinkBudget) -> int:
         """How many ids closing a block takes: message, end marker, line break."""
         assert self.automaton is not None
@@ -194,6 +203,7 @@ class Admission:
         """
         assert self.automaton is not None
         automaton = self.automaton
+        budget = self._speaking(budget, max_new_tokens)
         words = [0] * WORDS
         words[Word.AUTO] = prompt_word(automaton, prompt)
         words[Word.CURSOR] = NOT_FORCING

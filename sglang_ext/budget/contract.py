@@ -15,6 +15,9 @@ FIELD = "think_budget"
 UNLIMITED = -1
 CEILING = 2**31 - 2
 """Largest number of tokens any field takes: counters on the device are 32 bits wide."""
+STOP_MESSAGE = ("\n\nConsidering the limited time by the user, I have to give the solution based on the thinking "
+                "directly now.\n")
+"""Default stop message: the sentence that Qwen published with Qwen3 for this purpose, in lines of its own."""
 MESSAGE_BYTES = 4096
 """Longest stop message, in bytes of UTF-8."""
 
