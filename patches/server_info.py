@@ -14,7 +14,11 @@ KEY = "think_budget"
 
 
 def build_server_info(original: Callable[..., dict[str, Any]], *args: Any, **kwargs: Any) -> dict[str, Any]:
-    return {**original(*args, **kwargs), KEY: _advertised()}
+    info = original(*args, **kwargs)
+    try:
+        return {**info, KEY: _advertised()}
+    except RuntimeError:  # a follower node, which answers for its configuration alone
+        return info
 
 
 def add_to_model_card(model: Any) -> None:

@@ -178,38 +178,40 @@ def test_a_server_says_what_it_serves(told_server: servers.Server) -> None:
 
 
 @pytest.fixture(scope="module")
-def parserless_server(told_model: Path) -> Iterator[servers.Server]:
-    """Markers named by the operator, no reasoning parser, a default and a ceiling, two tokenizer workers."""
+def other_server(told_model: Path) -> Iterator[servers.Server]:
+    """Markers named by the operator, no reasoning parser, a default and a ceiling, drafts, two tokenizer workers."""
     server = servers.launch("--model-path", str(told_model), "--think-start", "<think>", "--think-end", "</think>",
                             "--think-budget", "5", "--think-budget-max", "9", "--tokenizer-worker-num", "2",
-                            "--enable-metrics", "--served-model-name", "told", *FLOAT32)
+                            "--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", "5",
+                            "--enable-metrics", "--served-model-name", "told", "--dtype", "float32")
     yield server
-    assert not server.stop()
+    assert not server.stop(seconds=90)
 
 
-def test_without_a_reasoning_parser(parserless_server: servers.Server) -> None:
-    """Failure 12: the count needs no parser."""
-    for path, body in (("/v1/completions", {"prompt": "<think>" + LOOP, "max_tokens": 12}),
-                       ("/v1/chat/completions", {"messages": says(LOOP), "max_tokens": 12}),
-                       ("/v1/responses", {"input": LOOP, "max_output_tokens": 14}),
-                       ("/v1/messages", {"messages": says(LOOP), "max_tokens": 12})):
-        usage = asked(parserless_server, path, body)
-        assert usage["think"] == think(5, 5, CLOSE, "forced")
-        details = usage.get("completion_tokens_details") or usage["output_tokens_details"]
-        assert set(details.values()) == {5 + CLOSE}
+def test_without_a_parser_and_with_drafts(other_server: servers.Server) -> None:
+    """Failure 12: the count needs no parser, and what a draft holds beyond the end is not in it."""
+    for _ in range(2):  # drafts come from what was said before
+        for path, body in (("/v1/completions", {"prompt": "<think>" + LOOP, "max_tokens": 12}),
+                           ("/v1/chat/completions", {"messages": says(LOOP), "max_tokens": 12}),
+                           ("/v1/responses", {"input": LOOP, "max_output_tokens": 14}),
+                           ("/v1/messages", {"messages": says(LOOP), "max_tokens": 12})):
+            usage = asked(other_server, path, body)
+            assert usage["think"] == think(5, 5, CLOSE, "forced")
+            details = usage.get("completion_tokens_details") or usage["output_tokens_details"]
+            assert set(details.values()) == {5 + CLOSE}
 
 
-def test_the_ceiling_is_advertised(parserless_server: servers.Server) -> None:
-    told = requests.get(parserless_server.url + "/server_info", timeout=60).json()["think_budget"]
+def test_the_ceiling_is_advertised(other_server: servers.Server) -> None:
+    told = requests.get(other_server.url + "/server_info", timeout=60).json()["think_budget"]
     assert (told["default"], told["max"]) == (5, 9)
 
 
-def test_workers_share_their_metrics(parserless_server: servers.Server) -> None:
+def test_workers_share_their_metrics(other_server: servers.Server) -> None:
     """Two processes count; a scrape of either has the sum."""
     from test_metrics import scraped
 
-    before = scraped(parserless_server)
+    before = scraped(other_server)
     for _ in range(6):
-        asked(parserless_server, "/v1/completions", {"prompt": "<think>" + LOOP, "max_tokens": 12})
-    after = [scraped(parserless_server) for _ in range(4)]
+        asked(other_server, "/v1/completions", {"prompt": "<think>" + LOOP, "max_tokens": 12})
+    after = [scraped(other_server) for _ in range(4)]
     assert {a["sglang_ext:think_tokens_total"] - before["sglang_ext:think_tokens_total"] for a in after} == {30}

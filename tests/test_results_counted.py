@@ -7,12 +7,12 @@ import pickle
 
 from hypothesis import given
 from hypothesis import strategies as st
+from told_model import think
 
 from sglang_ext.budget.admission import Admission
 from sglang_ext.budget.automaton import Automaton, Markers, Vocabulary
 from sglang_ext.budget.contract import Limits
 from sglang_ext.budget.results import ReasoningCounter, ReasoningTokens, advertised
-from told_model import think
 
 PIECES = [b"a", b"\n", b"<t>", b"</t>", b"</", b"t", b">", b">\n", b"<|end|>"]
 END = len(PIECES) - 1
