@@ -15,7 +15,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from .train_draft_data import IGNORED, Rows
 
-_WARM_UP_STEPS = 40
 _DECAY_FROM = 0.5
 """The rate is constant up to this share of the training, then falls to nothing along a cosine."""
 
@@ -45,7 +44,8 @@ class Plan:
     """How long and how fast to train.
 
     `steps`: 0 = as many as fit in `minutes` of training, over all starts; the result then depends on the machine's
-    speed. `batch`: rows of a step. `length`: tokens of a row. `saved_every`: steps between two states on disk.
+    speed. `batch`: rows of a step. `length`: tokens of a row. `rate`: the
+    highest, reached after `warm_up` steps. `saved_every`: steps between two states on disk.
     """
 
     steps: int = 0
@@ -53,6 +53,7 @@ class Plan:
     batch: int = 4
     length: int = 1024
     rate: float = 4e-3
+    warm_up: int = 40
     saved_every: int = 50
 
     def share(self, step: int, seconds: float) -> float:
@@ -62,7 +63,7 @@ class Plan:
 
     def learning_rate(self, step: int, share: float) -> float:
         """Rate of a step, counted from 0."""
-        rate = self.rate * min(1.0, (step + 1) / _WARM_UP_STEPS)
+        rate = self.rate * min(1.0, (step + 1) / self.warm_up)
         falling = max(0.0, (share - _DECAY_FROM) / (1 - _DECAY_FROM))
         return rate * 0.5 * (1 + math.cos(math.pi * falling))
 
@@ -126,7 +127,7 @@ class Training:
 
 
 def reply_loss(model: LlamaForCausalLM, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Mean cross entropy, in nats, of the positions that have a label.
+    """Mean cross entropy, in nats, of the positions that have a label; 0 where none has.
 
     Args:
         ids: [batch, length] int64.
@@ -136,7 +137,8 @@ def reply_loss(model: LlamaForCausalLM, ids: torch.Tensor, labels: torch.Tensor)
         states = model.model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1]
         wanted = labels[:, 1:] != IGNORED
         logits = model.lm_head(states[wanted])
-    return torch.nn.functional.cross_entropy(logits.float(), labels[:, 1:][wanted])
+    total = torch.nn.functional.cross_entropy(logits.float(), labels[:, 1:][wanted], reduction="sum")
+    return total / wanted.sum().clamp(min=1)
 
 
 def _optimizers(model: LlamaForCausalLM) -> list[torch.optim.Optimizer]:

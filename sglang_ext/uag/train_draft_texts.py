@@ -51,7 +51,7 @@ class EngineGenerator:
     Imports sglang, so a script that uses it needs the `__main__` guard of spawned processes.
     """
 
-    batch = 256
+    batch = 128
 
     def __init__(self, target: str, dtype: str, reply_tokens: int) -> None:
         os.environ.setdefault(cpu.ENGINE_VARIABLE, "0" if cpu.gpu_available() else "1")
@@ -59,9 +59,12 @@ class EngineGenerator:
         import sglang
         import torch
 
-        device = {} if torch.cuda.is_available() else {"device": "cpu", "attention_backend": "torch_batched"}
-        self._engine = sglang.Engine(model_path=target, dtype=dtype, max_running_requests=128, log_level="error",
-                                     max_total_tokens=64 * 1024, **device)
+        settings: dict[str, Any] = {}
+        if not torch.cuda.is_available():  # the pool is counted in tokens: what else the machine holds must not matter
+            settings = {"device": "cpu", "attention_backend": cpu.ATTENTION_BACKEND, "max_total_tokens": 64 * 512,
+                        "mem_fraction_static": 0.98}
+        self._engine = sglang.Engine(model_path=target, dtype=dtype, max_running_requests=64, log_level="error",
+                                     **settings)
         self._reply_tokens = reply_tokens
 
     def write(self, prompts: Sequence[list[int]], temperatures: Sequence[float], seed: int) -> list[tuple[str, bool]]:
@@ -104,12 +107,13 @@ class TransformersGenerator:
 
         torch.manual_seed(seed)
         inputs = self._tokenizer.pad({"input_ids": prompts}, return_tensors="pt").to(self._model.device)
-        sampling: dict[str, Any] = {"do_sample": True, "temperature": temperature} if temperature else {
-            "do_sample": False}
+        sampling: dict[str, Any] = {"do_sample": False}
+        if temperature:
+            sampling = {"do_sample": True, "temperature": temperature, "top_k": 0}
         with torch.inference_mode():
             out = self._model.generate(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"],
                                        max_new_tokens=self._reply_tokens, pad_token_id=self._tokenizer.pad_token_id,
-                                       top_k=0, **sampling)
+                                       **sampling)
         return [self._reply(ids) for ids in out[:, inputs["input_ids"].shape[1]:].tolist()]
 
     def _reply(self, ids: list[int]) -> tuple[str, bool]:
