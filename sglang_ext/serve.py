@@ -20,6 +20,7 @@ from . import cpu
 from .cli import add_flags, peel
 from .config import Settings, SettingsError
 from .cpu.defaults import add_defaults, bind_threads, has_flag, value_of
+from .cpu.refusal import why_not
 
 MODEL_FLAGS = ("--model-path", "--model")
 PLUGIN = "sglang_ext"
@@ -199,6 +200,9 @@ def _resolved(server_args: Any) -> Any:
         server_args.resolve_once()
     except (ValueError, AssertionError, OSError, ImportError) as error:
         raise _UsageError(str(error) or type(error).__name__) from None
+    problem = why_not(server_args)
+    if problem:
+        raise _UsageError(problem)
     return server_args
 
 

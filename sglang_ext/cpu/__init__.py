@@ -58,7 +58,11 @@ def register_attention() -> None:
         from .attention import BatchedAttention
         from .packed import pack_weights
 
-        backend = BatchedAttention(model_runner)
+        try:
+            backend = BatchedAttention(model_runner)
+        except ValueError as error:  # sglang would print a traceback and kill the process that started this one
+            print(f"sglang-ext: {error}", file=sys.stderr, flush=True)
+            raise SystemExit(2) from None
         pack_weights(model_runner)
         return backend
 

@@ -16,6 +16,7 @@ from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 
 from .attention_call import Workspace, attend
 from .attention_plan import Batch, Kind, Tile, draft_tree, plan
+from .refusal import message
 
 if TYPE_CHECKING:
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
@@ -164,7 +165,7 @@ def _describe(forward_batch: ForwardBatch, req_to_token: torch.Tensor) -> Batch:
 
 def _refuse(model_runner: ModelRunner, layers: list[RadixAttention]) -> None:
     """Raises ValueError for what this backend would compute wrongly, before a request can meet it."""
-    reasons = {
+    problem = message({
         f"a page size of 1 (given {model_runner.page_size})": model_runner.page_size != 1,
         "no multi-head latent attention": model_runner.use_mla_backend,
         "no cross attention": any(layer.is_cross_attention for layer in layers),
@@ -172,11 +173,9 @@ def _refuse(model_runner: ModelRunner, layers: list[RadixAttention]) -> None:
         "no temperature by position": any(layer.xai_temperature_len > 0 for layer in layers),
         "no chunked local attention": _chunked(model_runner, layers),
         "a key and value cache in the model's dtype or another of at least 16 bits": not _plain_cache(model_runner),
-    }
-    found = [reason for reason, applies in reasons.items() if applies]
-    if found:
-        raise ValueError(f"attention backend torch_batched needs {', '.join(found)}; "
-                         "use --attention-backend torch_native for this model and these settings")
+    })
+    if problem:
+        raise ValueError(problem)
 
 
 def _chunked(model_runner: ModelRunner, layers: list[RadixAttention]) -> bool:
