@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import logging
 import pickle
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sglang_ext.patches.usage import Report, update_request_meta_info
 from told_model import think
 
 from sglang_ext.budget.admission import Admission
@@ -64,3 +69,39 @@ def test_unknown_markers_are_advertised_as_nothing() -> None:
     known = advertised(Admission(Limits(), AUTOMATON, lambda text: []), {})
     assert known is not None
     assert known["markers"] == {"start": "<t>", "end": "</t>"}
+
+
+def reported(report: Report, finish_reason: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """`meta_info` after a report of the scheduler, and what is left for sglang."""
+    meta_info = {"id": "r", "reasoning_tokens": 99}
+    left: dict[str, Any] = {}
+
+    def original(self: Any, meta_info: Any, state: Any, customized_info: dict[str, Any], *rest: Any) -> None:
+        left.update(customized_info)
+
+    info = {"think": [[], [report]], "other": [[1], [2]]}
+    update_request_meta_info(original, None, meta_info, SimpleNamespace(), info, 1, finish_reason)
+    return meta_info, left
+
+
+def test_a_report_becomes_meta_info() -> None:
+    meta_info, left = reported(Report(7, think(4, 4, 3, "forced")), None)
+    assert (meta_info["reasoning_tokens"], meta_info["think"]) == (7, think(4, 4, 3, "forced"))
+    assert left == {"other": [[1], [2]]}
+
+
+def test_a_report_without_a_budget_is_a_count_alone() -> None:
+    meta_info, _ = reported(Report(7, None), None)
+    assert meta_info == {"id": "r", "reasoning_tokens": 7}
+    assert type(meta_info["reasoning_tokens"]) is int
+    assert reported(Report(None, None), None)[0] == {"id": "r", "reasoning_tokens": 99}
+
+
+def test_a_forced_end_is_logged_once_and_only_for_debugging(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    for outcome, finish_reason in (("forced", None), ("natural", {"type": "stop"}), ("open", {"type": "abort"})):
+        reported(Report(7, think(4, 4, 3, outcome)), finish_reason)
+    assert caplog.records == []
+    reported(Report(7, think(4, 4, 3, "forced")), {"type": "stop"})
+    assert [(r.levelname, r.getMessage()) for r in caplog.records] == [
+        ("DEBUG", "Request r: its budget of 4 ended the thinking (forced) after 4 tokens and wrote 3")]
