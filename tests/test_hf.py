@@ -89,8 +89,11 @@ def special(tmp_path_factory: pytest.TempPathFactory) -> Writer:
 
 @pytest.fixture(scope="session")
 def random_writer(scripted_model: Path) -> Writer:
-    """A random model with the scripted model's tokenizer, whose logits depend on all of the history."""
-    writer = Writer(scripted_model)
+    return randomized(Writer(scripted_model))
+
+
+def randomized(writer: Writer) -> Writer:
+    """The writer with a random model, whose logits depend on all of the history."""
     torch.manual_seed(5)
     config = LlamaConfig(vocab_size=512, hidden_size=64, intermediate_size=64, num_hidden_layers=2,
                          num_attention_heads=4, initializer_range=0.5, eos_token_id=writer.eos, bos_token_id=None)
