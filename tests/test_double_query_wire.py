@@ -88,7 +88,7 @@ def test_cumulative_stream_of_generate() -> None:
         GENERATE, sse(generated("a", 1), generated("a\u2028b", 2, "length")),
         sse(generated("x", 1), generated("xyz", 3, "stop", 7, cached_tokens=9)), stream=True,
         params={"temperature": 0.5, "min_tokens": 4, "stop": "##"})
-    assert said == ["a", "\u2028b", "M</think>\n\nx", "yz"]
+    assert said == ["a", "\u2028b", "M</think>\n\n", "x", "yz"]
     assert (response.reasoning, response.answer, response.outcome) == ("a\u2028bM", "xyz", "forced")
     assert (response.think_tokens, response.completion_tokens, response.cached_tokens) == (2, 5, 9)
     assert response.token_ids is None

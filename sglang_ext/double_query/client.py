@@ -82,6 +82,8 @@ class Stream(_Run):
         with ExitStack() as stack:
             client = self._client or stack.enter_context(httpx.Client())
             while (call := session.next_call()) is not None:
+                if piece := session.take():  # what was forced
+                    yield piece
                 with ExitStack() as reply:
                     for event in self._events(client, call, reply):
                         session.feed(event)
@@ -138,6 +140,8 @@ class AsyncStream(_Run):
             if client is None:
                 client = await stack.enter_async_context(httpx.AsyncClient())
             while (call := session.next_call()) is not None:
+                if piece := session.take():
+                    yield piece
                 async with AsyncExitStack() as reply:
                     async for event in self._events(client, call, reply):
                         session.feed(event)
