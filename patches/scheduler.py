@@ -91,8 +91,8 @@ def _with_results(base: type) -> type:
         has_additional_customized_info = True
 
         def build_additional_customized_info(self, reqs: list[Any]) -> dict[str, list[Any]]:
-            info = super().build_additional_customized_info(reqs)
-            return {**info, RESULT_KEY: [[_report(req)] for req in reqs]}
+            info, counter = super().build_additional_customized_info(reqs), _counter()
+            return {**info, RESULT_KEY: [[_report(req, counter)] for req in reqs]} if counter is not None else info
 
         def is_request_level_customized_info_key(self, key: str) -> bool:
             return key == RESULT_KEY or super().is_request_level_customized_info_key(key)
@@ -100,17 +100,16 @@ def _with_results(base: type) -> type:
     return ThinkOutputStreamer
 
 
-def _report(req: Any) -> Report:
+def _report(req: Any, counter: ReasoningCounter) -> Report:
     """What the client is told about a request's thinking so far."""
     think = getattr(req, "think", None)
-    return Report(_reasoning_tokens(req), think.result() if think is not None else None)
+    return Report(_reasoning_tokens(req, counter), think.result() if think is not None else None)
 
 
-def _reasoning_tokens(req: Any) -> int | None:
-    """How many tokens of the response are thinking, budget or not; None where sglang's own count stands: the markers
-    are unknown, the prompt has no ids, or the response is a beam's."""
-    counter = _counter()
-    if counter is None or req.input_embeds is not None or req.beam_group is not None:
+def _reasoning_tokens(req: Any, counter: ReasoningCounter) -> int | None:
+    """How many tokens of the response are thinking, budget or not; None where sglang's own count stands: the prompt has
+    no ids, or the response is a beam's."""
+    if req.input_embeds is not None or req.beam_group is not None:
         return None
     if getattr(req, "think_count", None) is None:
         req.think_count = counter.start(req.origin_input_ids)
@@ -119,5 +118,6 @@ def _reasoning_tokens(req: Any) -> int | None:
 
 @cache
 def _counter() -> ReasoningCounter | None:
+    """The served model's counter; None if its markers are unknown, and so no request has a budget."""
     automaton = service.current().automaton
     return ReasoningCounter(automaton) if automaton is not None else None

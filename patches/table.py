@@ -4,6 +4,11 @@ Targets are below `sglang.srt`. At start every signature is checked in every pro
 whose table does not fit or was not applied does not start.
 """
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
 from . import (
     api_contract,
     cpu_graph,
@@ -20,6 +25,12 @@ from . import (
     verification,
 )
 from .registry import Hook
+
+
+def _fields(target: str, function: Callable[[Any], None], reason: str) -> Hook:
+    """A row for a request or response model (pydantic)."""
+    return Hook(target, function, reason, "", kind="fields")
+
 
 HOOKS = (
     Hook(
@@ -49,30 +60,18 @@ HOOKS = (
         "the controller, having checked its schedulers, answers for them",
         "self",
     ),
-    Hook(
-        "entrypoints.openai.protocol.ChatCompletionRequest", request_models.add_fields,
-        "a request model drops unknown fields in silence", "", kind="fields",
-    ),
-    Hook(
-        "entrypoints.openai.protocol.CompletionRequest", request_models.add_fields,
-        "a request model drops unknown fields in silence", "", kind="fields",
-    ),
-    Hook(
-        "entrypoints.openai.protocol.ResponseReasoningParam", request_models.add_nested_field,
-        "a request model drops unknown fields in silence", "", kind="fields",
-    ),
-    Hook(
-        "entrypoints.openai.protocol.ResponsesRequest", request_models.add_fields,
-        "a request model drops unknown fields in silence", "", kind="fields",
-    ),
-    Hook(
-        "entrypoints.anthropic.protocol.AnthropicThinkingParam", request_models.check_budget_tokens,
-        "a request model makes an integer of what is none", "", kind="fields",
-    ),
-    Hook(
-        "entrypoints.anthropic.protocol.AnthropicMessagesRequest", request_models.add_fields,
-        "a request model drops unknown fields in silence", "", kind="fields",
-    ),
+    _fields("entrypoints.openai.protocol.ChatCompletionRequest", request_models.add_fields,
+            "a request model drops unknown fields in silence"),
+    _fields("entrypoints.openai.protocol.CompletionRequest", request_models.add_fields,
+            "a request model drops unknown fields in silence"),
+    _fields("entrypoints.openai.protocol.ResponseReasoningParam", request_models.add_nested_field,
+            "a request model drops unknown fields in silence"),
+    _fields("entrypoints.openai.protocol.ResponsesRequest", request_models.add_fields,
+            "a request model drops unknown fields in silence"),
+    _fields("entrypoints.anthropic.protocol.AnthropicThinkingParam", request_models.check_budget_tokens,
+            "a request model makes an integer of what is none"),
+    _fields("entrypoints.anthropic.protocol.AnthropicMessagesRequest", request_models.add_fields,
+            "a request model drops unknown fields in silence"),
     Hook(
         "entrypoints.openai.protocol.ChatCompletionRequest.to_sampling_params", request_models.to_sampling_params,
         "the request's fields become sampling parameters here; there is no extension point",
@@ -124,23 +123,30 @@ HOOKS = (
         "sglang's extension point for request metadata, which otherwise makes lists of what comes per step",
         "self, meta_info, state, customized_info, index, finish_reason",
     ),
-    *(
-        Hook(f"entrypoints.{model}", function, reason, "", kind="fields")
-        for model, function, reason in (
-            ("openai.protocol.UsageInfo", usage.allow_think, "a response model writes no key that it does not know"),
-            ("openai.protocol.ChatCompletionResponse", usage.rebuild, "it writes usage as it was when compiled"),
-            ("openai.protocol.ChatCompletionStreamResponse", usage.rebuild, "it writes usage as it was when compiled"),
-            ("openai.protocol.CompletionResponse", usage.rebuild, "it writes usage as it was when compiled"),
-            ("openai.protocol.CompletionStreamResponse", usage.rebuild, "it writes usage as it was when compiled"),
-            ("openai.protocol.ResponsesResponse", usage.allow_think_in_responses, "it writes usage in its own form"),
-            ("openai.protocol.ResponsesLifecycleEvent", usage.rebuild, "it holds a response"),
-            ("anthropic.protocol.AnthropicUsage", usage.allow_think, "a response model writes no key it does not know"),
-            ("anthropic.protocol.AnthropicMessagesResponse", usage.rebuild, "it writes usage as it was when compiled"),
-            ("anthropic.protocol.MessageDeltaEvent", usage.rebuild, "it writes usage as it was when compiled"),
-            ("openai.protocol.ModelCard", server_info.add_to_model_card, "nothing else tells what a server accepts"),
-            ("openai.protocol.ModelList", usage.rebuild, "it writes cards as they were when compiled"),
-        )
-    ),
+    _fields("entrypoints.openai.protocol.UsageInfo", usage.allow_think,
+            "a response model writes no key that it does not know"),
+    _fields("entrypoints.openai.protocol.ChatCompletionResponse", usage.rebuild,
+            "it writes its usage as that was when compiled"),
+    _fields("entrypoints.openai.protocol.ChatCompletionStreamResponse", usage.rebuild,
+            "it writes its usage as that was when compiled"),
+    _fields("entrypoints.openai.protocol.CompletionResponse", usage.rebuild,
+            "it writes its usage as that was when compiled"),
+    _fields("entrypoints.openai.protocol.CompletionStreamResponse", usage.rebuild,
+            "it writes its usage as that was when compiled"),
+    _fields("entrypoints.openai.protocol.ResponsesResponse", usage.allow_think_in_responses,
+            "it writes its usage in a form of its own"),
+    _fields("entrypoints.openai.protocol.ResponsesLifecycleEvent", usage.rebuild,
+            "it writes its response as that was when compiled"),
+    _fields("entrypoints.anthropic.protocol.AnthropicUsage", usage.allow_think,
+            "a response model writes no key that it does not know"),
+    _fields("entrypoints.anthropic.protocol.AnthropicMessagesResponse", usage.rebuild,
+            "it writes its usage as that was when compiled"),
+    _fields("entrypoints.anthropic.protocol.MessageDeltaEvent", usage.rebuild,
+            "it writes its usage as that was when compiled"),
+    _fields("entrypoints.openai.protocol.ModelCard", server_info.add_to_model_card,
+            "nothing else that a client reads tells what a server accepts"),
+    _fields("entrypoints.openai.protocol.ModelList", usage.rebuild,
+            "it writes its cards as they were when compiled"),
     Hook(
         "entrypoints.openai.protocol.UsageInfo.__init__", usage.construct_usage,
         "the one place that the usage of every OpenAI endpoint passes",

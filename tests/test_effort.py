@@ -107,6 +107,11 @@ def test_chat(told_server: servers.Server, body: dict[str, Any], budget: int) ->
     assert chat(told_server, **body)["think"]["budget"] == budget
 
 
+def test_a_percentage_for_several_choices(told_server: servers.Server) -> None:
+    choices = chat(told_server, reasoning_effort="medium", n=2)["think"]["choices"]
+    assert [think["budget"] for think in choices] == [10, 10]
+
+
 @pytest.mark.parametrize("body", [{"reasoning_effort": "minimal"}, {"reasoning_effort": 0.5}, {}], ids=str)
 def test_an_effort_that_the_map_does_not_know_has_no_budget(told_server: servers.Server, body: dict[str, Any]) -> None:
     assert "think" not in chat(told_server, **body)
