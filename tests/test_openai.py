@@ -102,7 +102,7 @@ def test_a_bad_budget_is_a_400_with_its_name(client: openai.OpenAI, stream: bool
 
 
 def thought(client: openai.OpenAI, demo_tokenizer: Any, body: dict[str, Any]) -> int:
-    """Tokens of thinking in an answer of `/v1/responses`, as it reports them: sglang counts the marker's pieces too."""
+    """Tokens of thinking in an answer of `/v1/responses`, as it reports them: the marker's pieces are among them."""
     response = client.responses.create(model=MODEL, input="Tell me a story about a fox.", temperature=0,
                                        max_output_tokens=20, extra_body=body)
     return int(response.usage.output_tokens_details.reasoning_tokens)
