@@ -7,11 +7,10 @@ that has changed hands.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from sglang_ext.budget.kernels.layout import NOT_FORCING, WORDS, BudgetState, Tables, Word
 
@@ -19,17 +18,24 @@ from sglang_ext.budget import service
 
 _EMPTY = [0] * WORDS
 _EMPTY[Word.CURSOR] = NOT_FORCING
+Holder = tuple[Any, int]
+"""A request's `Thinking`, and how often the request was retracted."""
 
 
 class ThinkDevice:
-    """The budget's tensors beside one target model runner, and which slots hold a row, as the host knows it."""
+    """The budget's tensors beside one target model runner, and which slots hold a row, as the host knows it.
 
-    def __init__(self, slots: int, device: torch.device | str) -> None:
+    Args:
+        receives: whether requests come here without a prefill, from another server.
+    """
+
+    def __init__(self, slots: int, device: torch.device | str, receives: bool = False) -> None:
         admission = service.current()
         assert admission.automaton is not None
         self.state = BudgetState.allocate(slots, admission.automaton.program, admission.stride, device)
         self.tables = Tables.from_host(admission.automaton, device)
-        self.held = np.zeros(slots, dtype=bool)  # [slots], slot was last written with a request's row
+        self.held: list[Holder | None] = [None] * slots  # whose row was last written to each slot
+        self.receives = receives
         self._nodes = self.state.allocate_nodes(0, 0)
 
     def nodes(self, requests: int, width: int) -> torch.Tensor:
@@ -44,14 +50,14 @@ class Staged:
     """Rows to write before a step: all on the host until `flush`.
 
     Attributes:
-        holds: [k] bool, whether the slot gets a request's row; else it is cleared.
+        holders: [k], whose row the slot gets; None: it is cleared.
         slots: [k] int64.
         words: [k, WORDS] int32.
         places: [m] int64, indices into the program.
         ids: [m] int32, what goes there.
     """
 
-    holds: list[bool]
+    holders: list[Holder | None]
     slots: torch.Tensor
     words: torch.Tensor
     places: torch.Tensor
@@ -60,7 +66,8 @@ class Staged:
     def flush(self, target: ThinkDevice) -> None:
         """Write the rows, on the current stream. Only now do the slots count as written: a batch that samples nothing
         (a prefill alone) never comes here."""
-        target.held[self.slots.numpy()] = self.holds
+        for slot, holder in zip(self.slots.tolist(), self.holders, strict=True):
+            target.held[slot] = holder
         state, device = target.state, target.state.words.device
         slots, words, places, ids = (
             t.to(device, non_blocking=True) for t in (self.slots, self.words, self.places, self.ids)
@@ -73,28 +80,50 @@ def init_new(original: Callable[..., Any], cls: type, batch: Any, model_runner: 
     forward_batch = original(cls, batch, model_runner, *args, **kwargs)
     device = getattr(model_runner, "think_device", None)
     forward_batch.think_active = device is not None and any(getattr(r, "think", None) is not None for r in batch.reqs)
-    forward_batch.think_staged = _stage(batch, device) if device is not None else None
+    forward_batch.think_staged = None
+    if device is not None:
+        here = device.receives and batch.forward_mode.is_decode()
+        forward_batch.think_staged = arrivals(batch, device) if here else _stage(_entering(batch, device), device)
     return forward_batch
 
 
-def _stage(batch: Any, device: ThinkDevice) -> Staged | None:
-    """Rows of the requests whose prefill, or a chunk of it, this batch runs.
+def arrivals(batch: Any, device: ThinkDevice) -> Staged | None:
+    """Rows of decoding requests that had no prefill here: their KV came by prefill/decode disaggregation.
 
-    Every chunk writes the row anew: a chunk that is not the last one samples a token that is thrown away. A request
-    without a budget clears a slot that had one.
+    The prefill server's part of the response, its first token, is replayed. Whether that was an EOS replaced by the end
+    marker is not known here: such an end counts as the model's own.
     """
-    holds: list[bool] = []
+    return _stage([req for req in batch.reqs if device.held[int(req.kv.req_pool_idx)] != holder_of(req)], device)
+
+
+def holder_of(req: Any) -> Holder | None:
+    """Who holds a slot while this request has it; None for a request without a budget."""
+    think = getattr(req, "think", None)
+    return None if think is None else (think, req.retraction_count)
+
+
+def _entering(batch: Any, device: ThinkDevice) -> list[Any]:
+    """The requests whose prefill, or a chunk of it, this batch runs.
+
+    Every chunk writes the row anew: a chunk that is not the last one samples a token that is thrown away.
+    """
+    reqs: list[Any] = batch.reqs[: _prefill_rows(batch)]
+    return [req for req in reqs if getattr(req, "think", None) is not None
+            or device.held[int(req.kv.req_pool_idx)] is not None]
+
+
+def _stage(reqs: Sequence[Any], device: ThinkDevice) -> Staged | None:
+    """Rows of these requests. One without a budget clears its slot."""
+    holders: list[Holder | None] = []
     slots: list[int] = []
     words: list[list[int]] = []
     places: list[int] = []
     ids: list[int] = []
     state, admission = device.state, service.current()
-    for req in batch.reqs[: _prefill_rows(batch)]:
+    for req in reqs:
         slot = int(req.kv.req_pool_idx)
         think = getattr(req, "think", None)
-        if think is None and not device.held[slot]:
-            continue
-        holds.append(think is not None)
+        holders.append(holder_of(req))
         slots.append(slot)
         if think is None:
             words.append(_EMPTY)
@@ -108,7 +137,7 @@ def _stage(batch: Any, device: ThinkDevice) -> Staged | None:
         return None
     pin = state.words.device.type == "cuda"
     return Staged(
-        holds,
+        holders,
         torch.tensor(slots, dtype=torch.int64, pin_memory=pin),
         torch.tensor(words, dtype=torch.int32, pin_memory=pin),
         torch.tensor(places, dtype=torch.int64, pin_memory=pin),

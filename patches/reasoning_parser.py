@@ -47,13 +47,11 @@ def build_admission(tokenizer: Any, model_config: Any) -> Admission:
 
 def _unsupported() -> str | None:
     """A server mode in which a budget would not be exact yet."""
-    from sglang.srt.runtime_context import get_disagg, get_exec, get_parallel, get_spec
+    from sglang.srt.runtime_context import get_exec, get_parallel, get_spec
 
     algorithm = get_spec().speculative_algorithm
     if algorithm and algorithm.upper() not in SPECULATION:
         return f"speculative decoding by {algorithm}, whose verification is its own; known: {', '.join(SPECULATION)}"
-    if get_disagg().disaggregation_mode != "null":
-        return "prefill/decode disaggregation"
     if get_parallel().pp_size > 1:
         return "pipeline parallelism"
     if get_exec().dllm.dllm_algorithm:

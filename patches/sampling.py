@@ -81,7 +81,10 @@ def init_post_memory_pool_components(original: Callable[..., Any], self: Any) ->
         if not hasattr(getattr(type(self.sampler), name), "__wrapped__"):
             raise HookError(f"the sampler {type(self.sampler).__name__} overrides {name}, so think budgets would not "
                             "be enforced")
-    self.think_device = ThinkDevice(self.req_to_token_pool.req_to_token.shape[0], self.device)
+    from sglang.srt.runtime_context import get_disagg
+
+    slots, receives = self.req_to_token_pool.req_to_token.shape[0], get_disagg().disaggregation_mode == "decode"
+    self.think_device = ThinkDevice(slots, self.device, receives)
     self.req_to_token_pool.think_device = self.think_device  # a verification knows the slots, but no runner
 
 

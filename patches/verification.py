@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from sglang_ext.budget.kernels import commit, parents_of, walk
 
-from .forward_batch import ThinkDevice
+from .forward_batch import ThinkDevice, arrivals
 from .sampling import report_words
 
 
@@ -79,6 +79,9 @@ def eagle_sample(original: Callable[..., Any], verify_input: Any, batch: Any, lo
     budgeted = device is not None and any(getattr(req, "think", None) is not None for req in batch.reqs)
     if device is None or not budgeted or batch.forward_mode.is_idle():
         return original(verify_input, batch, logits_output, grammar_mask, *args, **kwargs)
+    staged = arrivals(batch, device) if device.receives else None
+    if staged is not None:
+        staged.flush(device)
     step = _Verification.of(device, verify_input, batch, grammar_mask)
     sampled = original(verify_input, batch, logits_output, step, *args, **kwargs)
     predict, accept_lens, accept_index = step.commit(*sampled)

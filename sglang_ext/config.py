@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from .budget.contract import CEILING, UNLIMITED, BudgetError, Limits, parse
+from .budget.contract import CEILING, STOP_MESSAGE, UNLIMITED, BudgetError, Limits, parse
+from .budget.effort import Share, limits_something, parse_efforts
 
 PREFIX = "SGLANG_EXT_"
 
@@ -43,11 +44,16 @@ class Settings:
         "this (default: no ceiling)",
     )
     think_message: str = _setting(
-        "", str, "TEXT", "text written before the end marker when the budget closes the thinking (default: none)"
+        STOP_MESSAGE, str, "TEXT", "text written before the end marker when the budget closes the thinking; may be "
+        "empty (default: the sentence that Qwen published for it)"
     )
     think_answer_tokens: int = _setting(
         0, _integer, "N", "part of a request's max_new_tokens kept for the answer; the budget shrinks to leave it "
         "(default: 0)",
+    )
+    think_effort: str = _setting(
+        "", str, "NAME=BUDGET,...", "budgets of requests that set none but a reasoning_effort, for example "
+        "low=1024,medium=25%%,high=-1; a percentage is of the request's max_new_tokens (default: none)",
     )
     think_start: str | None = _setting(
         None, str, "TEXT", "marker that opens thinking (default: the reasoning parser's, else the tokenizer's)"
@@ -63,7 +69,7 @@ class Settings:
         if self.think_budget_max is not None and not 0 <= self.think_budget_max <= CEILING:
             raise SettingsError(f"--think-budget-max: {self.think_budget_max} is out of range; "
                                 f"accepted: 0 to {CEILING}")
-        self.limits  # noqa: B018 - checks the rest
+        self.efforts  # noqa: B018 - checks the rest
 
     @property
     def limits(self) -> Limits:
@@ -88,10 +94,23 @@ class Settings:
             raise SettingsError(text) from None
 
     @property
+    def efforts(self) -> Mapping[str, int | Share]:
+        """Budgets of `reasoning_effort`, by its value.
+
+        Raises:
+            SettingsError: an effort's budget is not accepted, or the defaults are not.
+        """
+        limits = self.limits
+        try:
+            return parse_efforts(self.think_effort, limits)
+        except BudgetError as error:
+            raise SettingsError(str(error)) from None
+
+    @property
     def enforces(self) -> bool:
-        """Whether a request that sets nothing is limited: such a server must know the model's markers."""
+        """Whether a request that sets no budget can be limited: such a server must know the model's markers."""
         default = self.limits.default
-        return default is not None and default.limited
+        return (default is not None and default.limited) or limits_something(self.efforts)
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:

@@ -171,11 +171,12 @@ class Admission:
         return events
 
     def _check_reserve(self, budget: ThinkBudget, max_new_tokens: int, name: str) -> None:
-        room = max_new_tokens - self._closing(budget)
+        closing = self._closing(self._speaking(budget, max_new_tokens))
+        room = max_new_tokens - closing
         if budget.answer_tokens > room:
             raise BudgetError(
                 f"{name}.answer_tokens: {budget.answer_tokens} does not fit into max_new_tokens {max_new_tokens} "
-                f"beside the {self._closing(budget)} tokens that close the thinking; accepted: 0 to {max(0, room)}"
+                f"beside the {closing} tokens that close the thinking; accepted: 0 to {max(0, room)}"
             )
 
     def _speaking(self, budget: ThinkBudget, max_new_tokens: int | None) -> ThinkBudget:

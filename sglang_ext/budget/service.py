@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+from dataclasses import replace
 from typing import Any
 
 from ..config import Settings, SettingsError
 from .admission import UNKNOWN_MARKERS, Admission
 from .automaton import Automaton
-from .contract import BudgetError, ThinkBudget
+from .contract import STOP_MESSAGE, BudgetError, ThinkBudget
 from .markers import ParserMarkers, encode_exact, find_markers, vocabulary_of
 
+logger = logging.getLogger(__name__)
 _current: Admission | None = None
 
 
@@ -26,7 +29,6 @@ def build(settings: Settings, tokenizer: Any, parser: ParserMarkers | None, eos_
     Raises:
         SettingsError: the operator's default budget cannot be enforced on this model.
     """
-    limits = settings.limits
     if tokenizer is None:
         return refusing(settings, "the server runs without a tokenizer")
     markers = find_markers(tokenizer, settings.think_start, settings.think_end, parser)
@@ -37,11 +39,18 @@ def build(settings: Settings, tokenizer: Any, parser: ParserMarkers | None, eos_
     except ValueError as error:
         return refusing(settings, f"the end marker {markers.end.decode()!r} cannot be written: {error}")
     automaton = Automaton(markers, vocabulary)
-    admission = Admission(limits, automaton, lambda text: encode_exact(tokenizer, vocabulary, text))
+
+    def encode(text: str) -> list[int]:
+        return encode_exact(tokenizer, vocabulary, text)
+
+    admission = Admission(settings.limits, automaton, encode)
     try:
-        admission.message_ids(limits.default or ThinkBudget())
+        admission.message_ids(admission.limits.default or ThinkBudget())
     except BudgetError as error:
-        raise SettingsError(str(error).replace("think_budget.message", "--think-message")) from None
+        if settings.think_message != STOP_MESSAGE:
+            raise SettingsError(str(error).replace("think_budget.message", "--think-message")) from None
+        logger.warning("no stop message: this model cannot be made to write the default one (%s)", error)
+        return Admission(replace(settings, think_message="").limits, automaton, encode)
     return admission
 
 
@@ -49,10 +58,12 @@ def refusing(settings: Settings, reason: str) -> Admission:
     """An admission for a server that cannot enforce budgets: it refuses every limited one.
 
     Raises:
-        SettingsError: the operator's default is a limited budget.
+        SettingsError: the operator's default, or that of an effort, is a limited budget.
     """
     if settings.enforces:
-        raise SettingsError(f"the default think budget cannot be enforced: {reason}")
+        default = settings.limits.default
+        what = "the default think budget" if default is not None and default.limited else "--think-effort"
+        raise SettingsError(f"{what} cannot be enforced: {reason}")
     return Admission(settings.limits, None, lambda text: [], reason)
 
 
