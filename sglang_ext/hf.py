@@ -64,7 +64,7 @@ class ThinkBudgetLogitsProcessor(LogitsProcessor):
         """Check the budgets and make their rows.
 
         Args:
-            model: the model that generates; only its configurations are read.
+            model: the model that generates; only its configuration and generation configuration are read.
             tokenizer: the model's.
             budgets: what the server's `think_budget` accepts, or None for no budget; one for all sequences, or a list
                 with one for each prompt, or for each sequence returned.
@@ -84,12 +84,11 @@ class ThinkBudgetLogitsProcessor(LogitsProcessor):
             mask_shape = None if attention_mask is None else tuple(attention_mask.shape)
             raise ValueError(f"input_ids of shape {tuple(input_ids.shape)}, attention_mask of shape {mask_shape}; "
                              "accepted: two of the same shape [prompts, length]")
-        generation = _Options.of(model, generation_config, options, input_ids.shape[1])
+        self._options = _Options.of(model, generation_config, options, input_ids.shape[1])
         self._width = int(model.config.get_text_config().vocab_size)
-        self._admission = _admission(tokenizer, markers, message, generation.eos_ids, self._width)
-        self._options = generation
-        self._prompt = input_ids.repeat_interleave(generation.copies, 0)
-        attended = self._prompt.new_ones(input_ids.shape) if attention_mask is None else attention_mask
+        self._admission = _admission(tokenizer, markers, message, self._options.eos_ids, self._width)
+        self._prompt = input_ids.repeat_interleave(self._options.copies, 0)
+        attended = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         prompts = [ids[kept.bool()].tolist() for ids, kept in zip(input_ids, attended, strict=True)]
         self._requests = self._admit(budgets, prompts)
         self._seen: torch.Tensor | None = None  # [rows, length], the history at the last call
@@ -272,7 +271,7 @@ class _Options:
         sources = [dict(options), *(vars(c) for c in (config, model.generation_config) if c is not None)]
         for name in options:
             if not hasattr(model.generation_config, name):
-                raise ValueError(f"{name}: unknown; accepted: generation options of generate()")
+                raise ValueError(f"{name}: unknown; accepted: what a GenerationConfig holds")
 
         def given(name: str, default: Any = None) -> Any:
             return next((source[name] for source in sources if source.get(name) is not None), default)

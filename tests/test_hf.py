@@ -6,12 +6,21 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from scripted_model import EOS, TURN, Scripts, build_scripted_model
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, LogitsProcessor
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LogitsProcessor,
+    T5Config,
+)
 
 from sglang_ext.budget.contract import BudgetError
 from sglang_ext.hf import ThinkBudgetLogitsProcessor
@@ -295,6 +304,27 @@ def test_more_refusals(writer: Writer) -> None:
     with pytest.raises(BudgetError, match=r"budgets: 5 cannot be enforced: .*give `markers`"):
         writer.processor(two, 5, markers=None)
     assert writer.ask(two, [-1, None], markers=None)[1] == [None, None]
+
+
+def test_a_generation_config_counts_as_generate_takes_it(writer: Writer) -> None:
+    """Before the model's own, behind options."""
+    inputs, eos = writer.inputs((OPEN, "P5")), [writer.eos, writer.id("thought")]
+    config = GenerationConfig(eos_token_id=eos, max_length=inputs["input_ids"].shape[1] + 12, pad_token_id=writer.eos)
+    for options in ({}, {"eos_token_id": writer.eos}):
+        processor = writer.processor(inputs, {"answer_tokens": 4}, generation_config=config, **options)
+        output = writer.model.generate(**inputs, generation_config=config, logits_processor=[processor], **options)
+        tokens = 2 if options else 1
+        assert processor.results(output) == [think(5, tokens, 3, "eos")]
+
+
+def test_models_and_shapes_that_do_not_fit(writer: Writer) -> None:
+    two = writer.inputs((OPEN, "loop"), (OPEN, "P1"))
+    with pytest.raises(ValueError, match=r"attention_mask of shape \(1, 4\)"):
+        writer.processor({**two, "attention_mask": two["attention_mask"][:1]}, 1)
+    with pytest.raises(ValueError, match="scores of 500 ids, but the model's vocab_size is 512"):
+        writer.processor(two, 1)(two["input_ids"], torch.zeros(2, 500))
+    with pytest.raises(ValueError, match="encoder-decoder"):
+        ThinkBudgetLogitsProcessor(SimpleNamespace(config=T5Config()), writer.tokenizer, 1, **two)
 
 
 def test_beams_and_sequences_that_the_processor_was_not_told_of(random_writer: Writer) -> None:
