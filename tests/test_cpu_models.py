@@ -48,8 +48,8 @@ def _prompts() -> list[list[int]]:
     return [[chance.randrange(3, VOCABULARY) for _ in range(chance.choice([4, 9, 20, 40, 90]))] for _ in range(20)]
 
 
-def _save(folder: Path, make: Callable[[], Any]) -> Any:
-    torch.manual_seed(0)
+def _save(folder: Path, make: Callable[[], Any], seed: int = 0) -> Any:
+    torch.manual_seed(seed)
     model = make().float().eval()
     model.save_pretrained(folder)
     _save_tokenizer(folder)

@@ -2,7 +2,7 @@
 
 A product with few rows is bound by reading the weights, and oneDNN reads a plain matrix at half the speed of a blocked
 one. So bfloat16 weights are laid out once, beside the originals: these are read by embeddings that share them, by
-`get_weights_by_name` and by weight updates, so they cannot be released. Results are the same to the bit.
+`get_weights_by_name` and by weight updates, so they cannot be released. Results differ at most by the order of sums.
 
 sglang's contract for quantization methods is all this needs: a method is an attribute of its layer, and sglang tells it
 before and after weights are loaded, whichever way they come.
