@@ -111,8 +111,10 @@ def launch(*flags: str, **extra: str) -> Server:
 
 
 def stock(*flags: str, **extra: str) -> Server:
-    """sglang as published, without the plugin, on the same CPU engine."""
+    """sglang as published, without the plugin, on the same CPU engine; its pool would else take most of the memory."""
     port = free_port()
+    if "--max-total-tokens" not in flags:
+        flags = ("--max-total-tokens", "16384", *flags)
     code = ("import sglang_ext, sys\nif __name__ == '__main__':\n"
             "    from sglang.launch_server import run_server\n"
             "    from sglang.srt.server_args import prepare_server_args\n"
