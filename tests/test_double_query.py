@@ -25,6 +25,9 @@ from sglang_ext.double_query.wire import Call, Event
 START, END = b"<think>", b"</think>"
 PIECES = ["a", "b\n", "\n", "<", "think", ">", "</", "<th", "ink>", "</th", "ink", ">\n", "k>x", "thin", "</think>",
           "<think>", "<think", "\n<", " "]
+RUNS = [["<", "think", ">"], ["\n<", "think", ">\n"], ["<think", "k>x"], ["</", "think", ">"], ["</th", "ink", ">\n"],
+        ["</", "thin", "k>x"], *([p] for p in PIECES)]
+SCRIPT = st.lists(st.sampled_from(RUNS), max_size=12).map(lambda runs: [piece for run in runs for piece in run])
 ANSWER = ["yes", "the end"]
 OPEN = "<think>\n"
 
@@ -136,7 +139,7 @@ def own_tokens(pieces: Sequence[bytes], opened: bool, start_is_one: bool, budget
 
 
 @settings(deadline=None, max_examples=400)
-@given(script=st.lists(st.sampled_from(PIECES), max_size=24), opened=st.booleans(), special=st.booleans(),
+@given(script=SCRIPT, opened=st.booleans(), special=st.booleans(),
        budget=st.integers(0, 12), most=st.integers(1, 30), size=st.integers(1, 5))
 def test_every_script_is_cut_where_a_rescan_cuts_it(tokenizer: Any, special_tokenizer: Any, script: list[str],
                                                     opened: bool, special: bool, budget: int, most: int,
@@ -232,6 +235,33 @@ def test_a_late_block_is_met_where_it_opens(tokenizer: Any) -> None:
     assert response.think_tokens == 2
     assert [(c.max_tokens, c.stops) for c in server.calls] == [
         (3, []), (27, ["<think>"]), (26, ["<think>"]), (2, []), (22, ["<think>"])]
+
+
+def test_the_message_is_said_once(tokenizer: Any) -> None:
+    """A block that the model opens after its forced end is closed at once and bare."""
+    endpoint = Endpoint("http://x", tokenizer=tokenizer)
+    prompt = tokenizer.encode(OPEN)
+    answer = [*ids_of(tokenizer, ["<think>"]), *ids_of(tokenizer, [*ANSWER, EOS])]
+    session = Session(endpoint, Query(prompt, 1, 30, "M"))
+    server = FakeServer(tokenizer, endpoint, prompt, ids_of(tokenizer, ["a"] * 9), answer)
+    for _ in range(2):
+        call = session.next_call()
+        assert call is not None
+        for event in server.reply(call):
+            session.feed(event)
+        session.end_call()
+    session.next_call()
+    response = session.response()
+    assert response.text == "aM</think>\n\n<think></think>\n\n"
+    assert (response.think_tokens, response.reasoning) == (1, "aM")
+
+
+def test_a_start_marker_cut_in_two(tokenizer: Any) -> None:
+    """No call's stop string meets it; the next call is short enough."""
+    script = ["a", "\n<", "think", ">", *["a"] * 9]
+    _, response, server = session_of(tokenizer, script, 1, opened=False)
+    assert response.text == "a\n<think>aM</think>\n\nyesthe end"
+    assert [c.max_tokens for c in server.calls] == [2, 2, 1, 25]
 
 
 def test_a_character_cut_in_two(tokenizer: Any) -> None:

@@ -53,11 +53,6 @@ def endpoint(request: pytest.FixtureRequest, server: servers.Server, tokenizer: 
     return Endpoint(server.url, request.param, tokenizer=tokenizer)
 
 
-@pytest.fixture(params=APIS)
-def text_endpoint(request: pytest.FixtureRequest, server: servers.Server) -> Endpoint:
-    return Endpoint(server.url, request.param)
-
-
 def query(tokenizer: Any, prompt: str, start: str, budget: int, most: int = 24, message: str = "",
           **params: Any) -> Query:
     ids = [*tokenizer.encode(prompt), int(tokenizer.convert_tokens_to_ids(start))]
@@ -157,14 +152,17 @@ def test_minimum_and_ignored_eos(endpoint: Endpoint, tokenizer: Any) -> None:
     assert response.completion_tokens >= 9
 
 
-def test_text_alone(text_endpoint: Endpoint) -> None:
-    """Without a tokenizer. The server encodes the seam anew, which these pieces survive."""
+@pytest.mark.parametrize("api", APIS)
+def test_text_alone(server: servers.Server, api: str) -> None:
+    """Without a tokenizer. The server encodes what was written anew: this vocabulary merges the end marker's last piece
+    with a line feed, which the model's script tells from a marker in three pieces and a line feed."""
     for budget, thought in ((0, ""), (1, "lo"), (4, "loloolooplo")):
         asked = Query(OPEN + "loop", budget, 24, "M", GREEDY)
-        response = double_query(text_endpoint, asked)
-        assert response.text == thought + "M</think>\n\nanswer"
+        endpoint = Endpoint(server.url, api, line_break="\n")
+        response = double_query(endpoint, asked)
+        assert response.text == thought + "M</think>\nrisposta"
         assert (response.outcome, response.think_tokens, response.token_ids) == ("forced", budget, None)
-        with Stream(text_endpoint, asked) as stream:
+        with Stream(endpoint, asked) as stream:
             assert "".join(stream) == response.text
 
 
@@ -220,7 +218,7 @@ def test_a_refusal_of_the_server(endpoint: Endpoint, tokenizer: Any) -> None:
 
 def command(*args: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "sglang_ext.double_query", *args], capture_output=True, text=True,
-                          input=text, cwd=servers.ROOT, env=servers.environment(), timeout=120, check=False)
+                          input=text, cwd=servers.ROOT, env=servers.environment(), timeout=300, check=False)
 
 
 def test_command(server: servers.Server, scripted_model: Path) -> None:

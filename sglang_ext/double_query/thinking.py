@@ -113,7 +113,7 @@ class Thinking:
     def _open_by_id(self, data: bytes) -> None:
         at_line_start = self._recent.endswith(LINE_FEED)
         self.length += len(data)
-        self._recent = b"" if at_line_start else _MID_LINE
+        self._recent = b""
         if at_line_start:
             self.blocks.append(Block(self.length - len(data), self.length))
 

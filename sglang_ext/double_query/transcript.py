@@ -70,6 +70,11 @@ class Transcript(ABC):
     def close(self) -> None:
         """Write what ends the thinking: the rest of a half-written end marker, else the message before it."""
 
+    @property
+    def _said_before(self) -> bool:
+        """Whether thinking was closed before: the message, the first part of what closes it, is said once."""
+        return bool(self.forced)
+
     def _rest_of_end(self) -> str:
         return self._closing[1].encode()[self.thinking.half_end :].decode()
 
@@ -161,8 +166,8 @@ class IdTranscript(Transcript):
             self._force(rest + self._closing[2])
         else:
             self._drop_half_character()
-            ids = [i for part in self._closing_ids for i in part]
-            self._force("".join(self._closing))
+            ids = [i for part in self._closing_ids[self._said_before :] for i in part]
+            self._force("".join(self._closing[self._said_before :]))
         self._ids += ids
         self._forced_tokens += len(ids)
         self._counted = len(self._ids)
@@ -235,7 +240,7 @@ class TextTranscript(Transcript):
         if self.thinking.half_end:
             self._force(self._rest_of_end() + self._closing[2])
         else:
-            self._force("".join(self._closing))
+            self._force("".join(self._closing[self._said_before :]))
         self._begun = len(self.data)
 
     def _held(self) -> int:
