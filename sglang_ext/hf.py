@@ -204,22 +204,20 @@ class ThinkBudgetLogitsProcessor(LogitsProcessor):
         device, draw = self._on(tokens.device), base.draw
         assert draw is not None
         ends = torch.isin(tokens, device.eos_ids)
-        # Inside a limited block EOS cannot be drawn: there it pads a sequence that something else has ended.
-        ended = base.ended | (draw.closable & ends)
-        rows = device.rows.masked_fill(ended, -1)
+        rows = device.rows.masked_fill(base.ended, -1)
         taken = torch.where(draw.wanted_eos & (tokens == draw.end_ids), device.first_eos, tokens)
         state = replace(base.state, words=base.state.words.clone())
         advance(taken, rows, state, device.tables)
+        # What cannot have been drawn: padding where a stopping criterion ended a sequence, a draft, or a mistake.
         strayed = (rows >= 0) & (taken != tokens)
         if bool(strayed.any()):
-            ended = ended | strayed
             state.words[strayed] = base.state.words[strayed]
             self._check_strayed(strayed & (tokens != self._options.pad_id))
             if len(tokens) == 1:
                 state.words[0, Word.FLAGS] &= ~int(Flag.ACTIVE)
         pads = (tokens == self._options.pad_id) & ~ends
         settled = torch.where(pads[:, None], base.settled, state.words)
-        return _Point(base.length + 1, state, ended | ends, settled)
+        return _Point(base.length + 1, state, base.ended | strayed | ends, settled)
 
     def _check_strayed(self, strayed: torch.Tensor) -> None:
         """A single sequence may be a draft that will be rejected; `results` looks at the one that is not."""
@@ -248,7 +246,7 @@ class ThinkBudgetLogitsProcessor(LogitsProcessor):
             wanted_eos = (whole > end).squeeze(1)
         scores[:, device.eos_ids] = eos.masked_fill(closable[:, None], -torch.inf)
         scores.scatter_(1, end_ids[:, None], torch.where(closable[:, None], whole, end))
-        return _Draw(closable, closable & wanted_eos, end_ids)
+        return _Draw(closable & wanted_eos, end_ids)
 
 
 @dataclass(frozen=True)
@@ -296,7 +294,6 @@ class _Options:
 class _Draw:
     """What was decided about the token after a point."""
 
-    closable: torch.Tensor  # [rows] bool, EOS would close a block, so it cannot be drawn
     wanted_eos: torch.Tensor  # [rows] bool, the end marker's id, if drawn, stands for EOS
     end_ids: torch.Tensor  # [rows] int64, that id
 
