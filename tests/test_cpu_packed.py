@@ -18,6 +18,7 @@ import json
 from types import SimpleNamespace
 import sglang_ext, torch
 from torch.nn.functional import linear
+from sglang_ext.cpu import packed
 from sglang_ext.cpu.packed import PackedHeadMethod, PackedLinearMethod, pack_weights
 
 torch.manual_seed(0)
@@ -50,6 +51,12 @@ for method in (PackedLinearMethod(), PackedHeadMethod()):
     layer.weight.data = layer.weight.data.float()
     steps["float32"] = torch.equal(method.apply(layer, torch.ones(2, 33)), linear(torch.ones(2, 33), layer.weight))
     found[type(method).__name__] = steps
+layers = [torch.nn.Linear(8, 8, bias=False, dtype=torch.bfloat16) for _ in range(3)]
+packed._candidates = lambda runner: [(layer, PackedLinearMethod()) for layer in layers]
+packed._budget = lambda runner: 2 * layers[0].weight.nbytes + 1
+runner = SimpleNamespace(server_args=SimpleNamespace(enable_lora=False))
+found["bytes"] = pack_weights(runner)
+found["fitting"] = [hasattr(layer, "quant_method") for layer in layers]
 found["lora"] = pack_weights(SimpleNamespace(server_args=SimpleNamespace(enable_lora=True)))
 print(json.dumps(found))
 """
@@ -63,7 +70,8 @@ def test_a_packed_layer_is_equal_to_a_plain_one() -> None:
     found = json.loads(done.stdout.splitlines()[-1])
     expected = {"unpacked": True, "packed": True, "copy": True, "stale": False, "again": True, "loading": True,
                 "replaced": True, "float32": True}
-    assert found == {"PackedLinearMethod": expected, "PackedHeadMethod": expected, "lora": 0}
+    assert found.pop("PackedLinearMethod") == found.pop("PackedHeadMethod") == expected
+    assert found == {"bytes": 2 * 8 * 8 * 2, "fitting": [True, True, False], "lora": 0}, "memory for two of three"
 
 
 MODEL = """
