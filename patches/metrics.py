@@ -16,9 +16,12 @@ def init_metric_collector_watchdog(original: Callable[..., None], self: Any) -> 
 
 
 def collect_metrics(original: Callable[..., None], self: Any, state: Any, recv_obj: Any, i: int) -> None:
+    from sglang.srt.disaggregation.utils import DisaggregationMode
+
     original(self, state, recv_obj, i)
     think = getattr(state, "think", None)
-    if state.finished and think is not None:
+    # A prefill worker sees the first token of a response, and its decode worker counts the whole.
+    if state.finished and think is not None and self.disaggregation_mode != DisaggregationMode.PREFILL:
         self.think_metrics.observe(_labels(self, state.obj), think)
 
 
