@@ -43,7 +43,7 @@ class Writer:
     shorter prompts are padded on the left with EOS."""
 
     def __init__(self, folder: Path, markers: tuple[str, str] | None = MARKERS) -> None:
-        self.model = AutoModelForCausalLM.from_pretrained(folder)
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.eos, self.markers = self.id(EOS), markers
 
