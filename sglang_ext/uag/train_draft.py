@@ -25,7 +25,7 @@ from .train_draft_texts import EngineGenerator, Generator, Text, TransformersGen
 GENERATORS = {"sglang": EngineGenerator, "transformers": TransformersGenerator}
 _FIRST_SHARES = {"chat": 0.5, "code": 0.2, "numbers": 0.3}
 _COPYING_SHARE = 0.375
-_QUOTED_TEXTS = 500
+_QUOTED_TEXTS = 256
 """Copying prompts quote the replies to this many first prompts, so that asking for more prompts only adds some."""
 
 

@@ -52,7 +52,7 @@ class Plan:
     minutes: float = 30
     batch: int = 4
     length: int = 1024
-    rate: float = 4e-3
+    rate: float = 3e-3
     warm_up: int = 40
     saved_every: int = 50
 

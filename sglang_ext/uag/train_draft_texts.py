@@ -51,7 +51,7 @@ class EngineGenerator:
     Imports sglang, so a script that uses it needs the `__main__` guard of spawned processes.
     """
 
-    batch = 128
+    batch = 64
 
     def __init__(self, target: str, dtype: str, reply_tokens: int) -> None:
         os.environ.setdefault(cpu.ENGINE_VARIABLE, "0" if cpu.gpu_available() else "1")
@@ -61,7 +61,7 @@ class EngineGenerator:
 
         settings: dict[str, Any] = {}
         if not torch.cuda.is_available():  # the pool is counted in tokens: what else the machine holds must not matter
-            settings = {"device": "cpu", "attention_backend": cpu.ATTENTION_BACKEND, "max_total_tokens": 64 * 512,
+            settings = {"device": "cpu", "attention_backend": cpu.ATTENTION_BACKEND, "max_total_tokens": 64 * 320,
                         "mem_fraction_static": 0.98}
         self._engine = sglang.Engine(model_path=target, dtype=dtype, max_running_requests=64, log_level="error",
                                      **settings)
