@@ -20,7 +20,7 @@ class Rules:
     implicit: Sequence[Any]  # each with `marker` and `at_line_start`
     pieces: Sequence[bytes]
     start_id: int | None
-    end_ids: Sequence[int]  # one id, or one id per byte of the end marker
+    end_ids: Sequence[int]  # one id, or pieces at whose seams alone the marker is ever half-written
     break_ids: Sequence[int]
     eos_ids: Sequence[int]
     open_at_start: bool
@@ -195,5 +195,6 @@ def _due(view: View, chosen: bool) -> None:
 def _ending(view: View, message: bool) -> list[int]:
     rules, written = view.scanner.rules, view.scanner.half_written()
     if written and len(rules.end_ids) > 1:
-        return [*rules.end_ids[written:], *rules.break_ids]
+        seams = [sum(len(rules.pieces[i]) for i in rules.end_ids[:k]) for k in range(len(rules.end_ids))]
+        return [*rules.end_ids[seams.index(written) :], *rules.break_ids]
     return [*(rules.message if message else ()), *rules.end_ids, *rules.break_ids]

@@ -29,7 +29,7 @@ from sglang_ext.vocab import token_bytes
 
 REQUESTS, AT_ONCE = 400, 24
 OPEN = "<think>\n"
-STARTS = [(OPEN, "loop"), (OPEN, "loop"), (OPEN, "P1"), (OPEN, "P2"), ("", "P3"), ("", "P4"), (OPEN, "P5")]
+STARTS = [(OPEN, "loop"), (OPEN, "loop"), (OPEN, "P1"), ("", "P3"), ("", "P4"), (OPEN, "P5")]
 MESSAGES = ["", "", "So: ", "enough of this, here it comes. "]
 KINDS = ["plain", "plain", "stream", "two", "abort"]
 
@@ -156,7 +156,7 @@ def test_four_hundred_requests(tight_server: servers.Server, scripted_model: Pat
         for result in results:
             check(case, result, model)
     done = [r for results in answers for r in results]
-    assert sum(r["meta_info"]["num_retractions"] for r in done) > 20
+    assert sum(r["meta_info"].get("num_retractions", 0) for r in done) > 20
     assert len(done) > REQUESTS
     assert {r["meta_info"]["think"]["outcome"] for r in done if "think" in r["meta_info"]} >= {
         "forced", "natural", "eos", "open", "none"}

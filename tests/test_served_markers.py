@@ -87,6 +87,7 @@ def test_block_opened_by_the_model_with_budget_zero(pieces: Script) -> None:
 
 
 def test_start_marker_in_the_middle_of_a_line_is_text(pieces: Script) -> None:
+    """Failure 26: an answer that mentions the tag is cut in the middle."""
     got, think = pieces.ask("", "P4", 0)
     assert "".join(got) == "the tag <think>xis text" + EOS
     assert think == {"budget": 0, "tokens": 0, "forced_tokens": 0, "outcome": "none"}
@@ -187,7 +188,8 @@ def special(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Script]:
 
 
 def test_special_marker_natural_end(special: Script) -> None:
-    """The markers were found among the tokenizer's added tokens: no reasoning parser was named."""
+    """Failure 6: a parser declares nothing to exclude. The markers were found among the tokenizer's added tokens; no
+    reasoning parser was named."""
     got, think = special.ask(OPEN, "P1", 9)
     assert got == ["one", "two", "</think>", "\n\n", "answer", EOS]
     assert think == {"budget": 9, "tokens": 3, "forced_tokens": 0, "outcome": "natural"}
@@ -195,6 +197,7 @@ def test_special_marker_natural_end(special: Script) -> None:
 
 @pytest.mark.parametrize("budget", [0, 1, 2])
 def test_special_marker_forced_with_the_templates_line_break(special: Script, budget: int) -> None:
+    """Failure 25: the line break of the template comes twice."""
     got, think = special.ask(OPEN, "P1", budget)
     assert got == [*["one", "two"][:budget], "</think>", "\n\n", "answer", EOS]
     assert think == {"budget": budget, "tokens": budget, "forced_tokens": 2, "outcome": "forced"}
