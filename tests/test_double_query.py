@@ -278,6 +278,19 @@ def test_a_character_cut_in_two(tokenizer: Any) -> None:
         assert "".join(said) == response.text
 
 
+def test_a_marker_of_other_characters_cut_anywhere(tokenizer: Any) -> None:
+    """As Kimi's: a cut within one of its characters writes the whole marker anew."""
+    endpoint = Endpoint("http://x", tokenizer=tokenizer, start="\u25c1think\u25b7", end="\u25c1/think\u25b7")
+    prompt, free = tokenizer.encode(endpoint.start), tokenizer.encode("a" + endpoint.end + "b")
+    for budget in range(len(free) - 1):
+        server = FakeServer(tokenizer, endpoint, prompt, free, ids_of(tokenizer, [*ANSWER, EOS]))
+        _, response = drive(Session(endpoint, Query(prompt, budget, 30, "M")), server)
+        assert response.outcome == "forced"
+        assert response.text.count(endpoint.end) == 1
+        assert response.answer == "yesthe end"
+        assert "\ufffd" not in response.text
+
+
 def test_a_stop_string_across_two_calls(tokenizer: Any) -> None:
     """Neither call sees it whole; nothing of it is handed out."""
     said, response, _ = session_of(tokenizer, ["a", "</think>", "b\n", "<", " ", "a", "a"], 4, stop=["\n< a"])

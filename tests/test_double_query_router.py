@@ -89,6 +89,10 @@ def test_the_second_call_finds_the_first_behind_a_router(router: servers.Server,
 
     for prompt, response in zip(asked, asyncio.run(run()), strict=True):
         check(prompt, response)
+    homes = [[w.generate(input_ids=prompt, sampling_params={"max_new_tokens": 1})["meta_info"]["cached_tokens"]
+              >= len(prompt) - 1 for w in workers] for prompt in asked]
+    assert all(sum(home) == 1 for home in homes)
+    assert {home.index(True) for home in homes} == {0, 1}
 
 
 @needs_router

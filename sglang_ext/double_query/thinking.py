@@ -77,8 +77,9 @@ class Thinking:
 
     @property
     def half_end(self) -> int:
-        """Bytes of the end marker that stand written at the end of an open block."""
-        return half_written(self._recent, self.end) if self.open else 0
+        """Bytes of the end marker, in whole characters, that stand written at the end of an open block."""
+        written = half_written(self._recent, self.end) if self.open else 0
+        return written if self.end[written] & 0xC0 != 0x80 else 0  # 10xxxxxx goes on with a character
 
     @property
     def half_start(self) -> bool:
