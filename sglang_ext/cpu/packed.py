@@ -29,6 +29,9 @@ MEMORY_SHARE = 0.5
 """Share of the memory left beside weights and KV pool that the copies of all replicas may take."""
 ROWS = 16
 """Rows that the layout is chosen for; on the processors measured it is the same for 1 and 64."""
+MOST_ROWS = 256
+"""Rows up to which the copy is used: with more, a product is bound by arithmetic and the plain weights are as fast, or
+faster where there are many outputs."""
 
 
 class _Packed:
@@ -40,7 +43,7 @@ class _Packed:
     def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """`x` [..., inputs] times the weight [outputs, inputs], plus bias [outputs], in bfloat16: [..., outputs]."""
         copy = self._copy
-        if (copy is None or x.dtype is not torch.bfloat16 or torch.compiler.is_compiling()
+        if (copy is None or x.dtype is not torch.bfloat16 or x.shape[0] > MOST_ROWS or torch.compiler.is_compiling()
                 or layer.weight.data_ptr() != self._address):  # drafts are given their target's head
             return super().apply(layer, x, bias)  # type: ignore[misc]
         return torch.ops.mkldnn._linear_pointwise(x, copy, bias, "none", [], "")
