@@ -10,6 +10,7 @@ lies in DIR-work, which can be removed once DIR is there.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import random
 import sys
@@ -77,7 +78,8 @@ def train_draft(options: Options, out: Path, work: Path) -> Path:
     tokenizer = train_tokenizer(target, texts, options.shape.vocabulary)
     torch.manual_seed(options.seed)
     rows = Rows(target, tokenizer, texts, options.plan.length, options.seed)
-    training = Training(options.shape.build(tokenizer), rows, options.plan, work / "training.pt")
+    recipe = hashlib.sha256(repr((texts, options.shape, options.seed)).encode()).hexdigest()
+    training = Training(options.shape.build(tokenizer), rows, options.plan, work / "training.pt", recipe)
     training.run()
     training.model.to(torch.bfloat16).save_pretrained(out)
     tokenizer.save_pretrained(out)

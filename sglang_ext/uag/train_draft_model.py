@@ -44,8 +44,8 @@ class Plan:
     """How long and how fast to train.
 
     `steps`: 0 = as many as fit in `minutes` of training, over all starts; the result then depends on the machine's
-    speed. `batch`: rows of a step. `length`: tokens of a row. `rate`: the
-    highest, reached after `warm_up` steps. `saved_every`: steps between two states on disk.
+    speed. `batch`: rows of a step. `length`: tokens of a row. `rate`: the highest, reached after `warm_up` steps.
+    `saved_every`: steps between two states on disk.
     """
 
     steps: int = 0
@@ -69,10 +69,22 @@ class Plan:
 
 
 class Training:
-    """A model, its optimizers and how far they are; `path` holds the state between starts."""
+    """A model, its optimizers and how far they are.
 
-    def __init__(self, model: LlamaForCausalLM, rows: Rows, plan: Plan, path: Path) -> None:
+    Args:
+        model: the new model, in float32.
+        rows: what it is trained on.
+        plan: for how long.
+        path: file of the state between starts.
+        recipe: whatever else the state depends on; a state of another recipe is refused.
+
+    Raises:
+        ValueError: the state in `path` is of another plan or recipe.
+    """
+
+    def __init__(self, model: LlamaForCausalLM, rows: Rows, plan: Plan, path: Path, recipe: str) -> None:
         self.model, self._rows, self._plan, self._path = model.train(), rows, plan, path
+        self._recipe = {**asdict(plan), "recipe": recipe}
         self.losses: list[float] = []  # nats a token of a reply, by step
         self.seconds = 0.0
         self._optimizers = _optimizers(model)
@@ -112,14 +124,14 @@ class Training:
     def _save(self) -> None:
         fresh = self._path.with_suffix(".part")
         torch.save({"model": self.model.state_dict(), "optimizers": [o.state_dict() for o in self._optimizers],
-                    "losses": self.losses, "seconds": self.seconds, "plan": asdict(self._plan)}, fresh)
+                    "losses": self.losses, "seconds": self.seconds, "recipe": self._recipe}, fresh)
         os.replace(fresh, self._path)
 
     def _load(self) -> None:
         state = torch.load(self._path, weights_only=True)
-        if state["plan"] != asdict(self._plan):
-            raise ValueError(f"{self._path} was trained by another plan, {state['plan']}: finish it with the same "
-                             "options, or remove the file to train anew")
+        if state["recipe"] != self._recipe:
+            raise ValueError(f"{self._path} was trained on other texts, in another shape or by another plan: repeat "
+                             "its options, or remove the file to train anew on the texts that are there")
         self.model.load_state_dict(state["model"])
         for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
