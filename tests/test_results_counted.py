@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sglang_ext.patches.usage import Report, update_request_meta_info
+from sglang_ext.patches.usage import Report, calculate_streaming_usage, update_request_meta_info
 from told_model import think
 
 from sglang_ext.budget.admission import Admission
@@ -105,3 +105,10 @@ def test_a_forced_end_is_logged_once_and_only_for_debugging(caplog: pytest.LogCa
     reported(Report(7, think(4, 4, 3, "forced")), {"type": "stop"})
     assert [(r.levelname, r.getMessage()) for r in caplog.records] == [
         ("DEBUG", "Request r: its budget of 4 ended the thinking (forced) after 4 tokens and wrote 3")]
+
+
+def test_the_choices_of_a_stream_are_put_in_order() -> None:
+    """Whichever choice began first."""
+    counts = {1: ReasoningTokens(7, [think(4, 4, 3, "forced")]), 0: ReasoningTokens(5, [think(9, 5, 0, "natural")])}
+    total = calculate_streaming_usage(lambda prompts, reasoning: sum(reasoning.values()), {}, counts)
+    assert [choice["tokens"] for choice in total.think["choices"]] == [5, 4]
