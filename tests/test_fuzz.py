@@ -104,7 +104,7 @@ def allowed(value: Any) -> int | None:
 
 def thought(text: str) -> int:
     """Tokens of the loop in a response's text."""
-    runs = [m.end() - m.start() for m in re.finditer(r"(?:lolooloop)*(?:loloo|lo)?", text)]
+    runs = [m.end() - m.start() for m in re.finditer(r"(?<![A-Za-z])(?:lolooloop)*(?:loloo|lo)?(?![a-z])", text)]
     return CHARACTERS[max(runs)]
 
 
