@@ -126,8 +126,9 @@ def report(args: argparse.Namespace, speeds: dict[str, list[float]]) -> None:
         pairs.append(("nobody", "processor off"))
     for kind, base in pairs:
         ratios = sorted(a / b for a, b in zip(speeds[kind], speeds[base], strict=True))
-        record["plugin ratio" if kind == "nobody" else f"{kind} ratio"] = {"median": round(statistics.median(ratios), 3), "least": round(ratios[0], 3),
-                                   "most": round(ratios[-1], 3)}
+        name = "plugin ratio" if kind == "nobody" else f"{kind} ratio"
+        record[name] = {"median": round(statistics.median(ratios), 3), "least": round(ratios[0], 3),
+                        "most": round(ratios[-1], 3)}
     print(json.dumps(record, indent=1))
     RESULTS.parent.mkdir(exist_ok=True)
     with RESULTS.open("a") as file:
