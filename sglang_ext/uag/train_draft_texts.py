@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -54,15 +55,16 @@ class EngineGenerator:
     batch = 64
 
     def __init__(self, target: str, dtype: str, reply_tokens: int) -> None:
-        os.environ.setdefault(cpu.ENGINE_VARIABLE, "0" if cpu.gpu_available() else "1")
-        cpu.activate()
-        import sglang
-        import torch
-
         settings: dict[str, Any] = {}
-        if not torch.cuda.is_available():  # the pool is counted in tokens: what else the machine holds must not matter
+        if not cpu.gpu_available():  # the pool is counted in tokens: what else the machine holds must not matter
+            os.environ.setdefault(cpu.ENGINE_VARIABLE, "1")
+            cpu.activate()
             settings = {"device": "cpu", "attention_backend": cpu.ATTENTION_BACKEND, "max_total_tokens": 64 * 320,
                         "mem_fraction_static": 0.98}
+        import sglang
+
+        # the engine takes signals over and keeps them after its end; the training that follows has to end by them
+        self._handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         self._engine = sglang.Engine(model_path=target, dtype=dtype, max_running_requests=64, log_level="error",
                                      **settings)
         self._reply_tokens = reply_tokens
@@ -76,6 +78,8 @@ class EngineGenerator:
 
     def close(self) -> None:
         self._engine.shutdown()
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
 
 
 class TransformersGenerator:
