@@ -115,6 +115,8 @@ def stock(*flags: str, **extra: str) -> Server:
     port = free_port()
     if "--max-total-tokens" not in flags:
         flags = ("--max-total-tokens", "16384", *flags)
+    if "--sleep-on-idle" not in flags:
+        flags = ("--sleep-on-idle", *flags)
     code = ("import sglang_ext, sys\nif __name__ == '__main__':\n"
             "    from sglang.launch_server import run_server\n"
             "    from sglang.srt.server_args import prepare_server_args\n"

@@ -142,7 +142,7 @@ def test_sglang_serve_without_the_plugin_does_not_know_the_flag(scripted_model: 
 
 
 ENGINE = """
-import asyncio, json, sys
+import json, sys
 import sglang_ext
 import sglang
 
@@ -154,12 +154,14 @@ def main():
         once = engine.generate(input_ids=request["input_ids"], sampling_params=request["sampling_params"])
         both = engine.generate(input_ids=[request["input_ids"]] * 2, sampling_params=[
             {**request["sampling_params"], "think_budget": 1}, {**request["sampling_params"], "think_budget": 2}])
+        later = engine.loop.run_until_complete(engine.async_generate(
+            input_ids=request["input_ids"], sampling_params={**request["sampling_params"], "thinking_budget": 3}))
         try:
             engine.generate(input_ids=request["input_ids"], sampling_params={"think_budget": -5})
             error = None
         except ValueError as e:
             error = str(e)
-        print("RESULT" + json.dumps([[r["meta_info"]["think"] for r in [once, *both]], error]))
+        print("RESULT" + json.dumps([[r["meta_info"]["think"] for r in [once, *both, later]], error]))
     finally:
         engine.shutdown()
 
@@ -176,7 +178,8 @@ def test_engine_from_python(scripted_model: Path, tmp_path: Path) -> None:
     line = next((x for x in done.stdout.splitlines() if x.startswith("RESULT")), None)
     assert line, done.stderr[-3000:]
     thinks, error = json.loads(line.removeprefix("RESULT"))
-    assert [(t["tokens"], t["outcome"]) for t in thinks] == [(4, "forced"), (1, "forced"), (2, "forced")]
+    assert [(t["tokens"], t["outcome"]) for t in thinks] == [(4, "forced"), (1, "forced"), (2, "forced"),
+                                                             (3, "forced")]
     assert "think_budget" in error
     assert "-5" in error
 
