@@ -11,6 +11,7 @@ import pytest
 import requests
 import servers
 from conftest import FLOAT32
+from test_metrics import scraped
 from told_model import CLOSE, LOOP, OPENS, PLAIN, STOPS, THREE, think
 
 FORCED = think(4, 4, CLOSE, "forced")
@@ -178,6 +179,42 @@ def test_a_server_says_what_it_serves(told_server: servers.Server) -> None:
 
 
 @pytest.fixture(scope="module")
+def stock_server(told_model: Path) -> Iterator[servers.Server]:
+    server = servers.stock("--model-path", str(told_model), "--reasoning-parser", "qwen3", "--max-total-tokens", "4096",
+                           "--served-model-name", "told", *FLOAT32)
+    yield server
+    assert not server.stop()
+
+
+COUNTS = ("reasoning_tokens", "completion_tokens_details", "output_tokens_details")
+
+
+def lasting(value: Any) -> Any:
+    """An answer without what differs from one call to the next, times among it, and without counts of thinking."""
+    if isinstance(value, list):
+        return [lasting(v) for v in value]
+    if isinstance(value, dict):
+        varying = ("id", "created", "created_at", *COUNTS)
+        return {k: lasting(v) for k, v in value.items() if k not in varying and not isinstance(v, float)}
+    return value
+
+
+@pytest.mark.parametrize(("path", "body"), [
+    ("/generate", {"text": "<think>" + THREE, "sampling_params": {"max_new_tokens": 12, "temperature": 0}}),
+    ("/v1/completions", {"prompt": "<think>" + THREE, "max_tokens": 12}),
+    ("/v1/chat/completions", {"messages": says(THREE), "max_tokens": 12, "n": 2, "return_meta_info": True}),
+    ("/v1/responses", {"input": THREE, "max_output_tokens": 14}),
+    ("/v1/messages", {"messages": says(THREE), "max_tokens": 12}),
+], ids=lambda value: value if isinstance(value, str) else "")
+def test_without_a_budget_an_answer_is_as_published(told_server: servers.Server, stock_server: servers.Server,
+                                                    path: str, body: dict[str, Any]) -> None:
+    """Failure 11: a request without a budget is untouched, but for the count of its thinking."""
+    ours, stock = (lasting(s.post(path, {"model": "told", "temperature": 0, **body}).json())
+                   for s in (told_server, stock_server))
+    assert ours == stock
+
+
+@pytest.fixture(scope="module")
 def other_server(told_model: Path) -> Iterator[servers.Server]:
     """Markers named by the operator, no reasoning parser, a default and a ceiling, drafts, two tokenizer workers."""
     server = servers.launch("--model-path", str(told_model), "--think-start", "<think>", "--think-end", "</think>",
@@ -208,8 +245,6 @@ def test_the_ceiling_is_advertised(other_server: servers.Server) -> None:
 
 def test_workers_share_their_metrics(other_server: servers.Server) -> None:
     """Two processes count; a scrape of either has the sum."""
-    from test_metrics import scraped
-
     before = scraped(other_server)
     for _ in range(6):
         asked(other_server, "/v1/completions", {"prompt": "<think>" + LOOP, "max_tokens": 12})
