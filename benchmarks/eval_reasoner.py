@@ -1,6 +1,6 @@
 """How right the small reasoner is under think budgets, through our server.
 
-    python benchmarks/eval_reasoner.py [--each 60] [--model-path DIR] [--batch 32]
+    python benchmarks/eval_reasoner.py [--each 60] [--model-path DIR] [--batch 64]
 
 Starts `launch.py --demo reasoner`, asks the same questions with every budget and every stop message over
 /v1/chat/completions, greedy, and appends one line to benchmarks/results/reasoner_eval.jsonl. Ends with status 1 if one
@@ -32,7 +32,7 @@ import servers
 from tqdm import tqdm
 
 from sglang_ext.demo.reasoner.messages import QWEN
-from sglang_ext.demo.reasoner.tasks import KINDS, MOST_TERMS, SERIAL, Question, make_question
+from sglang_ext.demo.reasoner.tasks import KINDS, MOST_TERMS, SERIAL, THOUGHTFUL, Question, make_question
 
 RESULTS = Path(__file__).parent / "results" / "reasoner_eval.jsonl"
 BUDGETS = (0, 8, 16, 24, 32, 48, 64, 80, 96, 128)
@@ -55,9 +55,10 @@ class Reply:
 
 
 def questions(each: int) -> list[Question]:
-    """`each` questions of every kind, the serial ones of at least three terms or steps."""
+    """`each` questions of every kind with thinking, of at least three numbers, and a third of the others."""
     rng = Random("evaluation")
-    return [make_question(rng, kind, rng.randint(3, MOST_TERMS)) for kind in KINDS for _ in range(each)]
+    return [make_question(rng, kind, rng.randint(3, MOST_TERMS)) for kind in KINDS
+            for _ in range(each if kind in THOUGHTFUL else each // 3)]
 
 
 def ask(server: servers.Server, question: Question, budget: int, message: str) -> Reply:
@@ -88,11 +89,9 @@ def lengths(replies: Sequence[Reply]) -> dict[str, list[float]]:
 
 
 def chance(asked: Sequence[Question]) -> float:
-    """How often a serial question is guessed: one of its letters, or the commonest of all totals."""
-    serial = [q for q in asked if q.kind in SERIAL]
-    totals = Counter(q.answer for q in serial if q.kind != "arrows")
-    letters = sum(1 / q.text.count(">") for q in serial if q.kind == "arrows")
-    return round((letters + max(totals.values())) / len(serial), 3)
+    """How often the commonest of all totals is right."""
+    totals = Counter(q.answer for q in asked if q.kind in SERIAL)
+    return round(max(totals.values()) / totals.total(), 3)
 
 
 def checks(record: dict[str, Any]) -> dict[str, bool]:
@@ -135,8 +134,8 @@ def cpu_name() -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--each", type=int, default=60, help="questions of each kind")
-    parser.add_argument("--batch", type=int, default=32, help="requests at a time")
+    parser.add_argument("--each", type=int, default=60, help="questions of each kind with thinking")
+    parser.add_argument("--batch", type=int, default=64, help="requests at a time")
     parser.add_argument("--model-path", help="another model of the same kind, such as one just trained")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the server is ended

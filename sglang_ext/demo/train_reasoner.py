@@ -25,16 +25,16 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 from .reasoner.data import SequenceMaker, batches
 from .reasoner.tokenizer import CONTEXT, END_OF_TEXT, IM_END, VOCABULARY, build_tokenizer, save_tokenizer
 
-STEPS: Final = 1600
+STEPS: Final = 3000
 WORKERS: Final = 2
-TOKENS: Final = 4096
+TOKENS: Final = 2048
 """Tokens of a worker's batch."""
-MATRIX_RATE: Final = 0.008
-VECTOR_RATE: Final = 0.004
+MATRIX_RATE: Final = 0.006
+VECTOR_RATE: Final = 0.003
 """Learning rates of Muon, for the layers' matrices, and of AdamW, for the embedding and the norms."""
 _WARM_UP: Final = 100
 _CONSTANT: Final = 0.4
-_RAMP: Final = 0.2
+_RAMP: Final = 0.12
 """Shares of the steps until the learning rate starts to fall and until questions have their full size."""
 
 

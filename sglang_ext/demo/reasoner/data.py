@@ -7,7 +7,7 @@ server writes: no loss there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from random import Random
 from typing import Final
@@ -22,7 +22,7 @@ IGNORED: Final = -100
 """Label of a position without loss, as torch's cross entropy reads it."""
 
 # Shares of questions. The easy kinds are learned from few.
-_WEIGHTS: Final = {"sum": 27, "chain": 25, "arrows": 20, "largest": 13, "say": 6, "fact": 5, "other": 4}
+_WEIGHTS: Final = {"sum": 33, "chain": 37, "largest": 8, "count": 8, "say": 5, "fact": 5, "other": 4}
 _FULL, _EMPTY = 0.55, 0.05
 """Shares of sequences with the whole thinking and with thinking switched off; the rest is cut."""
 _AT_END, _AT_LINE_END = 0.30, 0.60
@@ -44,7 +44,7 @@ class Sequence:
         self.labels += ids if loss else [IGNORED] * len(ids)
 
 
-def prompt(question: str, earlier: list[tuple[str, str]] = [], system: str = "") -> str:  # noqa: B006
+def prompt(question: str, earlier: Iterable[tuple[str, str]] = (), system: str = "") -> str:
     """A conversation up to the model's turn, as the chat template writes it.
 
     Args:
@@ -79,7 +79,7 @@ class SequenceMaker:
         return ids
 
     def make(self, largest: int) -> Sequence:
-        """A sequence whose question has at most `largest` numbers or steps."""
+        """A sequence whose question has at most `largest` numbers."""
         question = self._question(largest)
         sequence = Sequence([], [])
         sequence.add(self.encode(self._prompt(question)), loss=False)
@@ -104,8 +104,9 @@ class SequenceMaker:
         if self.rng.random() < 0.08:
             past = (self._question(4) for _ in range(self.rng.randint(1, 3)))
             earlier = [(q.text, q.answer) for q in past]
-        system = self.rng.choice(["", messages.english(self.rng), "You are a helpful assistant."]) \
-            if self.rng.random() < 0.08 else ""
+        system = ""
+        if self.rng.random() < 0.08:
+            system = self.rng.choice(["", messages.english(self.rng), "You are a helpful assistant."])
         return prompt(question.text, earlier, system)
 
     def _cut(self, body: list[int]) -> int:

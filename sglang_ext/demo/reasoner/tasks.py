@@ -1,19 +1,18 @@
 """Questions of the small reasoner, each with the thinking that leads to its answer.
 
-`sum`, `chain` and `arrows` are serial: each line of the thinking needs the one before, and a model of a few layers
-cannot do all of them in one token. `largest` is helped by thinking. The rest is answered at once.
+`sum` and `chain` are serial: each line of the thinking needs the one before, and a model of a few layers cannot do all
+of them in one token. `largest` and `count` are helped by thinking. The rest is answered at once.
 """
 
 from __future__ import annotations
 
-import string
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 from typing import Final
 
 MOST_TERMS: Final = 12
-"""Most numbers of a sum or chain, and most steps along arrows."""
+"""Most numbers of a question."""
 UNKNOWN: Final = "I do not know."
 """What is answered to a text that is none of the questions."""
 
@@ -46,7 +45,7 @@ class Question:
 
     Attributes:
         kind: name of the kind, a key of `KINDS`.
-        size: how many numbers or steps it has; 1 where that means nothing.
+        size: how many numbers it has; 1 where that means nothing.
         text: what the user says.
         lines: the thinking, line by line; empty where none is needed.
         answer: what the model says.
@@ -89,20 +88,6 @@ def _chain(rng: Random, size: int) -> Question:
     return _total("chain", terms, f"What is {terms[0]}{signed}?")
 
 
-def _arrows(rng: Random, size: int) -> Question:
-    """Steps along a cycle of letters, too few to come back, whose arrows are listed in random order."""
-    cycle = rng.sample(string.ascii_lowercase, rng.randint(max(5, size + 1), MOST_TERMS + 1))
-    follow = dict(zip(cycle, cycle[1:] + cycle[:1], strict=True))
-    listed = rng.sample(cycle, len(cycle))
-    place = start = rng.choice(cycle)
-    lines = []
-    for step in range(1, size + 1):
-        lines.append(f"{step}:{place}>{follow[place]}")
-        place = follow[place]
-    arrows = ";".join(f"{letter}>{follow[letter]}" for letter in listed)
-    return Question("arrows", size, f"Arrows:\n{arrows}\nGo {size} steps from {start}.", tuple(lines), place)
-
-
 def _largest(rng: Random, size: int) -> Question:
     numbers = rng.sample(range(1, 100), size)
     lines = [f"{n}:{max(numbers[:i + 1])}" for i, n in enumerate(numbers)]
@@ -110,9 +95,17 @@ def _largest(rng: Random, size: int) -> Question:
     return Question("largest", size, text, tuple(lines), str(max(numbers)))
 
 
+def _count(rng: Random, size: int) -> Question:
+    numbers = rng.sample(range(1, 100), size)
+    bound = rng.randint(1, 98)
+    lines = [f"{n}:{sum(m > bound for m in numbers[:i + 1])}" for i, n in enumerate(numbers)]
+    text = f"How many of {', '.join(map(str, numbers))} are above {bound}?"
+    return Question("count", size, text, tuple(lines), str(sum(n > bound for n in numbers)))
+
+
 def _say(rng: Random, size: int) -> Question:
-    text = " ".join(rng.choices(WORDS, k=rng.randint(1, 3)))
-    return Question("say", 1, f"Say: {text}", (), text)
+    word = rng.choice(WORDS)
+    return Question("say", 1, f'Say "{word}".', (), word)
 
 
 def _fact(rng: Random, size: int) -> Question:
@@ -129,10 +122,10 @@ def _other(rng: Random, size: int) -> Question:
 
 
 KINDS: Final[dict[str, Callable[[Random, int], Question]]] = {
-    "sum": _sum, "chain": _chain, "arrows": _arrows, "largest": _largest, "say": _say, "fact": _fact, "other": _other}
-SERIAL: Final = ("sum", "chain", "arrows")
-"""Kinds that cannot be answered without thinking, from three terms or steps on."""
-THOUGHTFUL: Final = (*SERIAL, "largest")
+    "sum": _sum, "chain": _chain, "largest": _largest, "count": _count, "say": _say, "fact": _fact, "other": _other}
+SERIAL: Final = ("sum", "chain")
+"""Kinds that cannot be answered without thinking, from three terms on."""
+THOUGHTFUL: Final = (*SERIAL, "largest", "count")
 """Kinds that have thinking."""
 
 
@@ -142,7 +135,7 @@ def make_question(rng: Random, kind: str, size: int) -> Question:
     Args:
         rng: source of randomness.
         kind: a key of `KINDS`.
-        size: how many numbers or steps, 2 to `MOST_TERMS`; kinds without thinking take no notice.
+        size: how many numbers, 2 to `MOST_TERMS`; kinds without thinking take no notice.
 
     Raises:
         ValueError: an unknown kind, or a size out of range.

@@ -1,4 +1,7 @@
-"""The small reasoner's tokenizer: byte-level BPE over all 256 bytes, one token a digit, Qwen3's special tokens."""
+"""The small reasoner's tokenizer: byte-level BPE over all 256 bytes, with Qwen3's special tokens.
+
+Digits stand alone, so that numbers are read and written one by one.
+"""
 
 from __future__ import annotations
 
