@@ -1,6 +1,6 @@
 """How many of a draft's tokens a target accepts under greedy verification, by kind of prompt.
 
-    python benchmarks/draft_acceptance.py [--target T] [--draft D] [--prompts 16] [--tokens 96] [--replies FILE]
+    python benchmarks/draft_acceptance.py [--target T] [--draft D] [--prompts 12] [--tokens 64] [--replies FILE]
 
 The target continues prompts that no training saw. Along each reply the draft then plays its part of every round: it
 reads its own tokenization of the confirmed text and goes on greedily until its text makes K tokens of the target; those
@@ -25,7 +25,7 @@ import torch
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from sglang_ext.uag.train_draft_prompts import KINDS, PromptMaker
+from sglang_ext.uag.train_draft_prompts import KINDS, Prompt, PromptMaker
 from sglang_ext.vocab import token_bytes
 
 RESULTS = Path(__file__).resolve().parent / "results" / "draft_acceptance.jsonl"
@@ -131,17 +131,25 @@ def replies(target_path: str, count: int, tokens: int, seed: int) -> list[Reply]
     tokenizer = AutoTokenizer.from_pretrained(target_path, padding_side="left")
     model = AutoModelForCausalLM.from_pretrained(target_path, dtype=torch.bfloat16).eval()
     maker = PromptMaker(seed, held_out=True, passages=PASSAGES)
+    prompts = [(kind, held_out(maker, kind).render(tokenizer)) for kind in KINDS for _ in range(count)]
+    inputs = tokenizer([prompt for _, prompt in prompts], return_tensors="pt", padding=True, add_special_tokens=False,
+                       return_token_type_ids=False)
+    print(f"the target writes {len(prompts)} replies", flush=True)
+    with torch.inference_mode():
+        ids = model.generate(**inputs, max_new_tokens=tokens, do_sample=False)
     out = []
-    for kind in tqdm(KINDS, desc="target writes"):
-        prompts = [maker.make(kind).render(tokenizer) for _ in range(count)]
-        inputs = tokenizer(prompts, return_tensors="pt", padding=True, add_special_tokens=False,
-                           return_token_type_ids=False)
-        with torch.inference_mode():
-            ids = model.generate(**inputs, max_new_tokens=tokens, do_sample=False)
-        for prompt, new in zip(prompts, ids[:, inputs["input_ids"].shape[1]:].tolist(), strict=True):
-            stop = new.index(tokenizer.eos_token_id) + 1 if tokenizer.eos_token_id in new else len(new)
-            out.append(Reply(kind, prompt, new[:stop]))
+    for (kind, prompt), new in zip(prompts, ids[:, inputs["input_ids"].shape[1]:].tolist(), strict=True):
+        stop = new.index(tokenizer.eos_token_id) + 1 if tokenizer.eos_token_id in new else len(new)
+        out.append(Reply(kind, prompt, new[:stop]))
     return out
+
+
+def held_out(maker: PromptMaker, kind: str) -> Prompt:
+    """A prompt; of the copying kind only those that ask for the passage itself, not for a summary or a translation."""
+    prompt = maker.make(kind)
+    if kind == "copying" and prompt.style != "plain":
+        return Prompt(kind, prompt.style, maker.echo()[0])
+    return prompt
 
 
 def measure(draft: Draft, answers: Sequence[Reply], width: int) -> dict[str, Tally]:
@@ -178,8 +186,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", help="default: the demo model, SmolLM2-135M")
     parser.add_argument("--draft", help="default: the demo model's draft")
-    parser.add_argument("--prompts", type=int, default=16, help="of each kind (default: %(default)s)")
-    parser.add_argument("--tokens", type=int, default=96, help="of a reply (default: %(default)s)")
+    parser.add_argument("--prompts", type=int, default=12, help="of each kind (default: %(default)s)")
+    parser.add_argument("--tokens", type=int, default=64, help="of a reply (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--replies", type=Path, help="file that keeps the target's replies from run to run")
     parser.add_argument("--note", default="", help="kept with the result")

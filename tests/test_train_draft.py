@@ -26,7 +26,7 @@ from sglang_ext.uag.train_draft_tokenizer import SEPARATOR, splits_digits, train
 SPECIALS = ["<|end|>", "<|user|>", "<|bot|>", "<|unused|>"]
 TEMPLATE = "{% for m in messages %}<|user|>{{ m['content'] }}<|end|>{% endfor %}<|bot|>"
 SHAPE = Shape(vocabulary=300, hidden=32, feed_forward=64, layers=2, heads=2, positions=256)
-PLAN = Plan(steps=16, batch=2, length=64, rate=1e-2, warm_up=2, saved_every=5)
+PLAN = Plan(steps=16, batch=2, length=64, rate=1e-2, warm_up=2, drills=3, saved_every=5)
 
 
 def tiny_tokenizer(digits: bool = True) -> PreTrainedTokenizerFast:

@@ -168,6 +168,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     length.add_argument("--minutes", type=float, default=plan.minutes,
                         help="length of the training in time (default: %(default)s)")
     add("--batch", type=_positive, default=plan.batch, help="rows of 1,024 tokens a step (default: %(default)s)")
+    add("--drills", type=_positive, default=plan.drills,
+        help="first steps that practise copying alone (default: %(default)s)")
     for name in ("vocabulary", "hidden", "feed-forward", "layers", "heads"):
         add(f"--{name}", type=_positive, default=getattr(shape, name.replace("-", "_")), help="default: %(default)s")
     return parser.parse_args(argv)
@@ -176,7 +178,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def main(argv: Sequence[str]) -> int:
     a = parse(argv)
     shape = Shape(a.vocabulary, a.hidden, a.feed_forward, a.layers, a.heads)
-    plan = Plan(steps=a.steps or 0, minutes=a.minutes, batch=a.batch)
+    plan = Plan(steps=a.steps or 0, minutes=a.minutes, batch=a.batch, drills=a.drills)
     options = Options(a.target, a.texts, a.prompts, a.reply_tokens, a.dtype, a.generator, a.seed, shape, plan)
     work = a.work or a.out.with_name(a.out.name + "-work")
     try:

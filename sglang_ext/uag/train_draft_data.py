@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from itertools import chain, count, islice
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,9 @@ IGNORED = -100
 """Label of a position without loss."""
 _CUT_SHARE = 0.04
 _SYNTHETIC_SHARE = 0.4
+_DRILL_SHARE = 0.2
+_DRILL_LENGTH = 128
+"""Tokens of a row of drills: in a short row the attention finds what comes back far sooner."""
 
 
 class Rows:
@@ -34,30 +38,35 @@ class Rows:
     def __init__(self, target: Any, draft: Any, texts: Sequence[Text], length: int, seed: int) -> None:
         self._target, self._draft, self._texts = target, draft, texts
         self._length, self._seed = length, seed
+        special = {draft.pad_token_id, *draft.all_special_ids}
+        self._plain = [i for i in range(len(draft)) if i not in special]
 
-    def batches(self, size: int, skip: int = 0) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """Input ids and labels, [size, length] int64 each; labels are the inputs, IGNORED where there is no loss.
+    def batches(self, size: int, drills: int = 0, skip: int = 0) -> Iterator[tuple[NDArray[np.int64], ...]]:
+        """Input ids and labels, int64 [size, length] each; labels are the inputs, IGNORED where there is no loss.
 
         Args:
             size: rows of a batch.
+            drills: this many first batches hold nothing but random sequences that come back, in as many tokens but
+                shorter rows. What the target wrote is soon known by heart, and a model that knows it by heart never
+                learns to copy; in a drill nothing else helps.
             skip: batches to leave out at the beginning.
         """
-        rows = self._rows()
-        for _ in range(skip * size):
-            next(rows)
-        while True:
-            chosen = [next(rows) for _ in range(size)]
-            yield np.stack([ids for ids, _ in chosen]), np.stack([labels for _, labels in chosen])
+        chance = random.Random(f"{self._seed} drills")
+        first = self._batches((self._drill(chance) for _ in count()),
+                              max(1, size * self._length // _DRILL_LENGTH), _DRILL_LENGTH)
+        rest = self._batches(self._documents(), size, self._length)
+        yield from islice(chain(islice(first, drills), rest), skip, None)
 
-    def _rows(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    def _batches(self, documents: Iterator[tuple[list[int], list[int]]], size: int, length: int
+                 ) -> Iterator[tuple[NDArray[np.int64], ...]]:
         ids: list[int] = []
         labels: list[int] = []
-        for more_ids, more_labels in self._documents():
+        for more_ids, more_labels in documents:
             ids += more_ids
             labels += more_labels
-            while len(ids) >= self._length:
-                yield np.array(ids[: self._length]), np.array(labels[: self._length])
-                ids, labels = ids[self._length :], labels[self._length :]
+            while len(ids) >= size * length:
+                yield tuple(np.array(part[: size * length]).reshape(size, length) for part in (ids, labels))
+                ids, labels = ids[size * length :], labels[size * length :]
 
     def _documents(self) -> Iterator[tuple[list[int], list[int]]]:
         epoch = 0
@@ -68,6 +77,8 @@ class Rows:
                 yield self._document(text, chance)
                 while chance.random() < _SYNTHETIC_SHARE:
                     yield self._document(self._synthetic(maker, chance), chance)
+                while chance.random() < _DRILL_SHARE:
+                    yield self._drill(chance)
             epoch += 1
 
     def _synthetic(self, maker: PromptMaker, chance: random.Random) -> Text:
@@ -77,6 +88,14 @@ class Rows:
             return Text("echo", Prompt("copying", style, request).render(self._target), passage, True)
         first, again = maker.repeats()
         return Text("repeats", first, again, False)
+
+    def _drill(self, chance: random.Random) -> tuple[list[int], list[int]]:
+        """Random tokens that come back once or more; there is loss from the second time on, but not on its first
+        token."""
+        once = chance.choices(self._plain, k=chance.randint(6, 24))
+        times = chance.randint(1, 3)
+        labels = [IGNORED] * (len(once) + 1) + (once * times)[1:]
+        return [self._draft.pad_token_id, *once, *once * times], [IGNORED, *labels]
 
     def _document(self, text: Text, chance: random.Random) -> tuple[list[int], list[int]]:
         """Ids and labels of one text; only the reply has loss."""

@@ -45,7 +45,7 @@ class Plan:
 
     `steps`: 0 = as many as fit in `minutes` of training, over all starts; the result then depends on the machine's
     speed. `batch`: rows of a step. `length`: tokens of a row. `rate`: the highest, reached after `warm_up` steps.
-    `saved_every`: steps between two states on disk.
+    `drills`: first steps that practise copying alone. `saved_every`: steps between two states on disk.
     """
 
     steps: int = 0
@@ -54,6 +54,7 @@ class Plan:
     length: int = 1024
     rate: float = 3e-3
     warm_up: int = 40
+    drills: int = 1000
     saved_every: int = 50
 
     def share(self, step: int, seconds: float) -> float:
@@ -96,7 +97,7 @@ class Training:
         plan = self._plan
         total = plan.steps or None
         with tqdm(total=total, initial=len(self.losses), desc="draft trains", unit="step") as bar:
-            batches = self._rows.batches(plan.batch, skip=len(self.losses))
+            batches = self._rows.batches(plan.batch, plan.drills, skip=len(self.losses))
             while (share := plan.share(len(self.losses), self.seconds)) < 1:
                 start = time.monotonic()
                 loss = self._step(*map(torch.from_numpy, next(batches)), share=share)
