@@ -84,7 +84,7 @@ def train_draft(options: Options, out: Path, work: Path) -> Path:
     training.model.to(torch.bfloat16).save_pretrained(out)
     tokenizer.save_pretrained(out)
     last = training.losses[-50:]
-    record = {**asdict(options), "texts_written": len(texts), "training_seconds": round(training.seconds),
+    record = {**asdict(options), "target": Path(options.target).name, "texts_written": len(texts), "training_seconds": round(training.seconds),
               "steps": len(training.losses), "last_loss": round(sum(last) / len(last), 4)}
     (out / "training.json").write_text(json.dumps(record, indent=1) + "\n")
     return out
