@@ -7,12 +7,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
+from ..budget.contract import STOP_MESSAGE as MESSAGE
 from .thinking import UNLIMITED
 from .tokens import Prompt, Tokens, kind_of
 
-MESSAGE = ("\n\nConsidering the limited time by the user, I have to give the solution based on the thinking directly "
-           "now.\n")
-"""What Qwen's documentation writes before the end marker of a thinking block that is cut."""
 MAX_TOKENS = 1024
 APIS = {"generate": "/generate", "completions": "/v1/completions"}
 MINIMUM = ("min_new_tokens", "min_tokens")  # sglang's name, and the one of completions

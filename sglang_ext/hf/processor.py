@@ -9,36 +9,24 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from transformers import GenerationConfig, LogitsProcessor
 
-from .budget.admission import Admission, RequestRow
-from .budget.automaton import Automaton, Markers
-from .budget.contract import BudgetError, Limits, ThinkBudget, parse
-from .budget.kernels import BudgetState, Flag, Tables, Word, advance, mask_logits
-from .budget.kernels.layout import INSIDE, NOT_FORCING, STATE_MASK
-from .budget.markers import encode_exact, find_markers, vocabulary_of
+from ..budget.admission import RequestRow
+from ..budget.contract import BudgetError
+from ..budget.kernels import Flag, Word, advance, mask_logits
+from ..budget.kernels.layout import INSIDE, NOT_FORCING, STATE_MASK
+from .admission import build_admission
+from .options import Options
+from .rows import Draw, Point, Rows
 
 Budget = int | Mapping[str, Any] | None
 WINDOW = 512
 """Tokens of the history that a step compares with what it saw before; for one sequence, how far it can be taken back,
 which is to say the longest draft."""
-
-_REFUSED = {
-    "num_beams": (1, "beam search reorders the sequences"),
-    "num_beam_groups": (1, "beam search reorders the sequences"),
-    "constraints": (None, "constrained search is a beam search"),
-    "force_words_ids": (None, "constrained search is a beam search"),
-    "penalty_alpha": (0, "contrastive search chooses among candidates by itself"),
-    "dola_layers": (None, "DoLa is not one forward pass a token"),
-    "assistant_ensemble_weight": (None, "an ensemble accepts ids that the budget forbids"),
-    "token_healing": (False, "it rewrites the prompt"),
-}
-_automata: WeakKeyDictionary[Any, dict[Any, Automaton]] = WeakKeyDictionary()
 
 
 class ThinkBudgetLogitsProcessor(LogitsProcessor):
@@ -84,16 +72,16 @@ class ThinkBudgetLogitsProcessor(LogitsProcessor):
             mask_shape = None if attention_mask is None else tuple(attention_mask.shape)
             raise ValueError(f"input_ids of shape {tuple(input_ids.shape)}, attention_mask of shape {mask_shape}; "
                              "accepted: two of the same shape [prompts, length]")
-        self._options = _Options.of(model, generation_config, options, input_ids.shape[1])
+        self._options = Options.of(model, generation_config, options, input_ids.shape[1])
         self._width = int(model.config.get_text_config().vocab_size)
-        self._admission = _admission(tokenizer, markers, message, self._options.eos_ids, self._width)
+        self._admission = build_admission(tokenizer, markers, message, self._options.eos_ids, self._width)
         self._prompt = input_ids.repeat_interleave(self._options.copies, 0)
         attended = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         prompts = [ids[kept.bool()].tolist() for ids, kept in zip(input_ids, attended, strict=True)]
         self._requests = self._admit(budgets, prompts)
         self._seen: torch.Tensor | None = None  # [rows, length], the history at the last call
-        self._points: deque[_Point] = deque(maxlen=WINDOW if len(self._prompt) == 1 else 1)  # by length, gapless
-        self._device: _Device | None = None
+        self._points: deque[Point] = deque(maxlen=WINDOW if len(self._prompt) == 1 else 1)  # by length, gapless
+        self._device: Rows | None = None
 
     def _admit(self, budgets: Budget | Sequence[Budget], prompts: list[list[int]]) -> list[RequestRow | None]:
         """Each sequence's row, None where it has no budget."""
@@ -166,13 +154,13 @@ class ThinkBudgetLogitsProcessor(LogitsProcessor):
             results.append(request.result() if request is not None else None)
         return results
 
-    def _on(self, device: torch.device) -> _Device:
+    def _on(self, device: torch.device) -> Rows:
         if self._device is None or self._device.tables.step.device != device:
             assert self._admission.automaton is not None
-            self._device = _Device(self._admission, self._requests, device)
+            self._device = Rows(self._admission, self._requests, device)
         return self._device
 
-    def _follow(self, input_ids: torch.Tensor) -> _Point:
+    def _follow(self, input_ids: torch.Tensor) -> Point:
         """The state after `input_ids`: one token beyond a point that is known, or the start."""
         rows, length = input_ids.shape
         start = self._prompt.shape[1]
@@ -199,7 +187,7 @@ class ThinkBudgetLogitsProcessor(LogitsProcessor):
         near = slice(max(0, stop - WINDOW), stop)
         return torch.equal(input_ids[:, near], self._seen[:, near])
 
-    def _take(self, base: _Point, tokens: torch.Tensor) -> _Point:
+    def _take(self, base: Point, tokens: torch.Tensor) -> Point:
         """The point after `base` and one token per row, [rows] int64."""
         device, draw = self._on(tokens.device), base.draw
         assert draw is not None
@@ -217,14 +205,14 @@ class ThinkBudgetLogitsProcessor(LogitsProcessor):
                 state.words[0, Word.FLAGS] &= ~int(Flag.ACTIVE)
         pads = (tokens == self._options.pad_id) & ~ends
         settled = torch.where(pads[:, None], base.settled, state.words)
-        return _Point(base.length + 1, state, base.ended | strayed | ends, settled)
+        return Point(base.length + 1, state, base.ended | strayed | ends, settled)
 
     def _check_strayed(self, strayed: torch.Tensor) -> None:
         """A single sequence may be a draft that will be rejected; `results` looks at the one that is not."""
         if len(strayed) > 1 and bool(strayed.any()):
             raise ValueError(_overridden(int(strayed.nonzero()[0])))
 
-    def _move_eos(self, scores: torch.Tensor, point: _Point) -> _Draw:
+    def _move_eos(self, scores: torch.Tensor, point: Point) -> Draw:
         """Inside blocks that EOS closes, give the scores of all EOS ids to the id that the server would put there.
 
         The sum of probabilities is that of the temperature at which the token is drawn, the maximum where it is not
@@ -246,141 +234,7 @@ class ThinkBudgetLogitsProcessor(LogitsProcessor):
             wanted_eos = (whole > end).squeeze(1)
         scores[:, device.eos_ids] = eos.masked_fill(closable[:, None], -torch.inf)
         scores.scatter_(1, end_ids[:, None], torch.where(closable[:, None], whole, end))
-        return _Draw(closable & wanted_eos, end_ids)
-
-
-@dataclass(frozen=True)
-class _Options:
-    """What a budget has to know of the arguments of `generate()`."""
-
-    eos_ids: tuple[int, ...]
-    pad_id: int  # -1 if nothing is padded
-    copies: int  # sequences returned for each prompt
-    temperature: float  # 0 where tokens are not sampled
-    max_new_tokens: int | None
-
-    @classmethod
-    def of(cls, model: Any, config: GenerationConfig | None, options: Mapping[str, Any], prompt: int) -> _Options:
-        """Merge the sources as `generate()` does: options, then `config`, then the model's own; None says nothing.
-
-        Raises:
-            ValueError: an option is unknown to `generate()`, or is of a decoding mode that is not supported.
-        """
-        sources = [dict(options), *(vars(c) for c in (config, model.generation_config) if c is not None)]
-        for name in options:
-            if not hasattr(model.generation_config, name):
-                raise ValueError(f"{name}: unknown; accepted: what a GenerationConfig holds")
-
-        def given(name: str, default: Any = None) -> Any:
-            return next((source[name] for source in sources if source.get(name) is not None), default)
-
-        for name, (accepted, reason) in _REFUSED.items():
-            if given(name, accepted) != accepted:
-                raise ValueError(f"{name}: {given(name)} is not supported with a think budget: {reason}; "
-                                 f"accepted: {accepted}")
-        eos = given("eos_token_id", [])
-        eos_ids = tuple(int(i) for i in (torch.as_tensor(eos).reshape(-1).tolist()))
-        length = given("max_length")
-        return cls(
-            eos_ids,
-            int(given("pad_token_id", eos_ids[0] if eos_ids else -1)),
-            int(given("num_return_sequences", 1)),
-            float(given("temperature", 1.0)) if given("do_sample", False) else 0.0,
-            given("max_new_tokens", None if length is None else length - prompt),
-        )
-
-
-@dataclass(frozen=True)
-class _Draw:
-    """What was decided about the token after a point."""
-
-    wanted_eos: torch.Tensor  # [rows] bool, the end marker's id, if drawn, stands for EOS
-    end_ids: torch.Tensor  # [rows] int64, that id
-
-
-@dataclass(frozen=True)
-class _Point:
-    """The state after a prefix of the sequences; nothing here is written again."""
-
-    length: int
-    state: BudgetState  # slot i is row i
-    ended: torch.Tensor  # [rows] bool, the row's tokens are followed no more
-    settled: torch.Tensor  # [rows, WORDS] int32, as `state.words` before the padding that the row ends in
-    draw: _Draw | None = None
-
-
-class _Device:
-    """The tables and the rows at their start, where the scores are."""
-
-    def __init__(self, admission: Admission, requests: Sequence[RequestRow | None], device: torch.device) -> None:
-        automaton = admission.automaton
-        assert automaton is not None
-        state = BudgetState.allocate(len(requests), automaton.program, admission.stride, "cpu")
-        for i, request in enumerate(requests):
-            if request is not None:
-                start = state.program_start(i)
-                state.words[i] = torch.tensor(request.placed(request.words, start), dtype=torch.int32)
-                state.program[start : start + len(request.program)] = torch.tensor(request.program, dtype=torch.int32)
-        self.state = replace(state, words=state.words.to(device), program=state.program.to(device))
-        self.tables = Tables.from_host(automaton, device)
-        self.rows = torch.tensor([i if r is not None else -1 for i, r in enumerate(requests)], device=device)
-        self.eos_ids = self.tables.eos_ids.long()  # [n] int64
-        self.first_eos = int(automaton.eos_ids[0]) if len(automaton.eos_ids) else -1
-        self._generator: torch.Generator | None = None
-
-    def start(self, length: int) -> _Point:
-        """The point after the prompts, `length` tokens each."""
-        ended = torch.zeros_like(self.rows, dtype=torch.bool)
-        return _Point(length, self.state, ended, self.state.words)
-
-    def uniform(self, n: int) -> torch.Tensor:
-        """[n, 1] float32 in [0, 1), from a generator of our own: torch's, on which the draws of the rows without a
-        budget depend, is only looked at once, for a seed."""
-        where = self.rows.device
-        if self._generator is None:
-            with torch.random.fork_rng(devices=[where] if where.type == "cuda" else []):
-                seed = int(torch.randint(2**62, (), device=where))
-            self._generator = torch.Generator(where).manual_seed(seed)
-        return torch.rand(n, 1, device=where, generator=self._generator)
-
-
-def _admission(tokenizer: Any, pair: tuple[str, str] | None, message: str, eos_ids: Sequence[int],
-               width: int) -> Admission:
-    """What the model's budgets need.
-
-    Raises:
-        ValueError: the markers are no two different texts, or the message is not accepted.
-    """
-    start, end = pair if pair is not None else (None, None)
-    if pair is not None and (not start or not end):
-        raise ValueError(f"markers: {pair!r}; accepted: two different, non-empty texts")
-    markers = find_markers(tokenizer, start, end, None)
-    try:
-        limits = Limits(parse({"message": message}, Limits()))
-        if markers is None:
-            return Admission(limits, None, lambda text: [], "the tokenizer tells no thinking markers; give `markers`")
-        automaton = _automaton(tokenizer, markers, tuple(eos_ids), width)
-        admission = Admission(limits, automaton, lambda text: encode_exact(tokenizer, automaton.vocabulary, text))
-        admission.message_ids(limits.default or ThinkBudget())
-    except BudgetError as error:
-        raise BudgetError(str(error).replace("think_budget.message", "message")) from None
-    return admission
-
-
-def _automaton(tokenizer: Any, markers: Markers, eos_ids: tuple[int, ...], width: int) -> Automaton:
-    """The lifted automaton, made once for a tokenizer: it takes a while.
-
-    Raises:
-        ValueError: the vocabulary cannot write the end marker.
-    """
-    known = _automata.setdefault(tokenizer, {})
-    key = (markers, eos_ids, width, len(tokenizer))
-    if key not in known:
-        try:
-            known[key] = Automaton(markers, vocabulary_of(tokenizer, markers, eos_ids, width))
-        except ValueError as error:
-            raise ValueError(f"markers: the end marker {markers.end.decode()!r} cannot be written: {error}") from None
-    return known[key]
+        return Draw(closable & wanted_eos, end_ids)
 
 
 def _overridden(row: int) -> str:
