@@ -14,7 +14,7 @@ import hashlib
 import json
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,8 @@ from .train_draft_model import Plan, Shape
 from .train_draft_prompts import Prompt, PromptMaker
 from .train_draft_texts import EngineGenerator, Generator, Text, TransformersGenerator, read_texts, write_texts
 
-GENERATORS = {"sglang": EngineGenerator, "transformers": TransformersGenerator}
+GENERATORS: dict[str, Callable[[str, str, int], Generator]] = {
+    "sglang": EngineGenerator, "transformers": TransformersGenerator}
 _FIRST_SHARES = {"chat": 0.5, "code": 0.2, "numbers": 0.3}
 _COPYING_SHARE = 0.375
 _QUOTED_TEXTS = 256
@@ -32,7 +33,7 @@ _QUOTED_TEXTS = 256
 
 @dataclass(frozen=True)
 class Options:
-    """Everything that the result depends on, but the target's folder and the file of prompts themselves."""
+    """Everything that the result depends on."""
 
     target: str
     texts: str | None = None
@@ -84,7 +85,8 @@ def train_draft(options: Options, out: Path, work: Path) -> Path:
     training.model.to(torch.bfloat16).save_pretrained(out)
     tokenizer.save_pretrained(out)
     last = training.losses[-50:]
-    record = {**asdict(options), "target": Path(options.target).name, "texts_written": len(texts), "training_seconds": round(training.seconds),
+    record = {**asdict(options), "target": Path(options.target).name, "texts_written": len(texts),
+              "training_seconds": round(training.seconds),
               "steps": len(training.losses), "last_loss": round(sum(last) / len(last), 4)}
     (out / "training.json").write_text(json.dumps(record, indent=1) + "\n")
     return out
