@@ -1,23 +1,25 @@
 """Requests whose prefill was elsewhere: the decode server of a prefill/decode pair, with sglang's fake transfer.
 
-No KV arrives, and the first token, the prefill server's, is id 0: the model looks at nothing but its last token, so all
-that follows is known. What cannot be run without a transfer engine is the prefill server's half of the pair; it runs
-the path of every other prefill.
+No KV arrives, and the first token, which would be the prefill server's, follows from the request's id, so ids are
+chosen that give a known one. The model looks at nothing but its last token, so all that follows is known. What cannot
+be run without a transfer engine is the prefill server's half of the pair; it runs the path of every other prefill.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from hashlib import blake2b
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 import servers
 from conftest import FLOAT32
-from scripted_model import EOS, Scripts, build_scripted_model
+from scripted_model import EOS, HIDDEN, Scripts, build_scripted_model
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-FIRST = "!"
+FIRST = "first"
 SCRIPTS = Scripts([[FIRST, "lo", "loo", "loop", "lo"], [">", "\n\n", "answer", EOS]])
 CYCLE = ["lo", "loo", "loop"]
 
@@ -29,33 +31,41 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def tokenizer(folder: Path) -> PreTrainedTokenizerFast:
-    found = AutoTokenizer.from_pretrained(folder)
-    assert found.convert_tokens_to_ids(FIRST) == 0
-    return found
+    return AutoTokenizer.from_pretrained(folder)
 
 
 @pytest.fixture(scope="module")
 def decode_server(folder: Path) -> Iterator[servers.Server]:
     server = servers.launch("--model-path", str(folder), "--reasoning-parser", "qwen3", *FLOAT32,
                             "--disaggregation-mode", "decode", "--disaggregation-transfer-backend", "fake",
+                            "--disaggregation-decode-retraction-backup", "cpu_tensor",
                             "--max-total-tokens", "2048", "--max-running-requests", "8")
     yield server
     assert not server.stop()
 
 
-def body(budget: Any, new: int = 30, message: str = "") -> dict[str, Any]:
+@pytest.fixture(scope="module")
+def rids(tokenizer: PreTrainedTokenizerFast) -> Iterator[str]:
+    """Request ids for which sglang's fake transfer hands over FIRST."""
+    wanted = tokenizer.convert_tokens_to_ids(FIRST)
+    return (rid for rid in map(str, count()) if int.from_bytes(
+        blake2b(rid.encode(), digest_size=8, person=b"fake-pd").digest(), "little") % HIDDEN == wanted)
+
+
+def body(rids: Iterator[str], budget: Any, new: int = 30, message: str = "") -> dict[str, Any]:
     params: dict[str, Any] = {"temperature": 0, "max_new_tokens": new}
     if budget is not None:
         params["think_budget"] = {"max_tokens": budget, "message": message}
-    return {"text": "<think>\n", "sampling_params": params, "bootstrap_host": "2.2.2.2", "bootstrap_room": 7}
+    return {"text": "<think>\n", "sampling_params": params, "bootstrap_host": "2.2.2.2", "bootstrap_room": 7,
+            "rid": next(rids)}
 
 
-def test_rows_are_written_when_their_request_arrives(decode_server: servers.Server,
+def test_rows_are_written_when_their_request_arrives(decode_server: servers.Server, rids: Iterator[str],
                                                      tokenizer: PreTrainedTokenizerFast) -> None:
     """The first token came with the request; it counts as thought. Twice the slots there are, so that all of them
     change hands between requests with and without a budget."""
     budgets = [None, 1, 2, 7, -1, 12, None, 3, 5, None, 2, 9, None, 4, 1, 6]
-    results = decode_server.generate_all([body(b) for b in budgets])
+    results = decode_server.generate_all([body(rids, b) for b in budgets])
     for budget, result in zip(budgets, results, strict=True):
         got = [str(p).replace("Ċ", "\n") for p in tokenizer.convert_ids_to_tokens(result["output_ids"])]
         own = [FIRST, *(CYCLE[i % 3] for i in range(40))]
@@ -67,6 +77,7 @@ def test_rows_are_written_when_their_request_arrives(decode_server: servers.Serv
         assert think == {"budget": budget, "tokens": budget, "forced_tokens": 3, "outcome": "forced"}
 
 
-def test_a_message_on_the_decode_server(decode_server: servers.Server, tokenizer: PreTrainedTokenizerFast) -> None:
-    result = decode_server.generate(**body(3, message="So: "))
+def test_a_message_on_the_decode_server(decode_server: servers.Server, rids: Iterator[str],
+                                        tokenizer: PreTrainedTokenizerFast) -> None:
+    result = decode_server.generate(**body(rids, 3, message="So: "))
     assert tokenizer.decode(result["output_ids"]) == f"{FIRST}loloo" + f"So: </think>\n\nanswer{EOS}"

@@ -19,7 +19,7 @@ SCRIPTS = Scripts(
         [">", "\n\n", "again", "\n", "<t", "hin", "k>", "idea", "loop"],
         # an end of its own, then a second block
         ["R", "one", "</t", "hink", ">\n", "then", "\n"],
-        ["N", "one", "two", "</", "think", ">"],
+        ["N", "uno", "due", "</", "think", ">"],
         ["W", "wait", EOS],
     ]
 )
@@ -58,7 +58,7 @@ def test_blocks_after_a_natural_end_go_on_counting(pieces: Script, budget: int) 
 def test_a_natural_end_just_before_the_wall_says_no_message(pieces: Script, budget: int) -> None:
     """Failure 16: a text longer than the tag leaks into the answer where the model ends by itself."""
     got, think = pieces.ask(OPEN, "N", {"max_tokens": budget, "message": "I have to stop here. "}, new=9)
-    assert "".join(got).startswith("onetwo</think>\n\nagain")
+    assert "".join(got).startswith("unodue</think>\n\nagain")
     assert think == {"budget": budget, "tokens": 5, "forced_tokens": 0, "outcome": "natural"}
 
 
