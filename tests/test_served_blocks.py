@@ -72,8 +72,8 @@ def test_what_is_written_for_the_model_resets_nothing(pieces: Script, message: s
 
 def test_the_model_may_open_its_own_block(pieces: Script) -> None:
     """Failure 21: a block that the prompt did not open is counted."""
-    got, think = pieces.ask("", "\n", 2, new=20)
-    assert "".join(got).startswith("<think>idealoop</think>")
+    got, think = pieces.ask("", "then", 2, new=20)
+    assert "".join(got).startswith("\n<think>idealoop</think>")
     assert think["tokens"] == 2
 
 
