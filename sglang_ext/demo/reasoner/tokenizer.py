@@ -34,13 +34,20 @@ def build_tokenizer(seed: int) -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)])
     tokenizer.decoder = decoders.ByteLevel()
-    # As in Qwen3, the markers are not special: they are shown when a text is decoded without special tokens.
-    specials = [*(AddedToken(t, special=True) for t in (END_OF_TEXT, IM_START, IM_END)),
-                *(AddedToken(t, special=False, normalized=False) for t in (THINK, END_THINK))]
+    specials = [AddedToken(t, special=True) for t in (END_OF_TEXT, IM_START, IM_END, THINK, END_THINK)]
     trainer = trainers.BpeTrainer(vocab_size=VOCABULARY, special_tokens=specials, show_progress=False,
                                   initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()))
     tokenizer.train_from_iterator(_corpus(seed), trainer)
-    return tokenizer
+    return _with_visible_markers(tokenizer)
+
+
+def _with_visible_markers(tokenizer: Tokenizer) -> Tokenizer:
+    """The tokenizer with markers that are not special, as in Qwen3: they are shown when a text is decoded without
+    special tokens. A trainer makes every token that it is given special."""
+    spec = json.loads(tokenizer.to_str())
+    for token in spec["added_tokens"]:
+        token["special"] = token["content"] not in (THINK, END_THINK)
+    return Tokenizer.from_str(json.dumps(spec))
 
 
 def _corpus(seed: int) -> Iterator[str]:
