@@ -185,17 +185,16 @@ def cpu_model() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", help="default: the demo model, SmolLM2-135M")
-    parser.add_argument("--draft", help="default: the demo model's draft")
+    parser.add_argument("--draft", required=True, help="folder that `python -m sglang_ext.uag.train_draft` wrote")
     parser.add_argument("--prompts", type=int, default=12, help="of each kind (default: %(default)s)")
     parser.add_argument("--tokens", type=int, default=64, help="of a reply (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--replies", type=Path, help="file that keeps the target's replies from run to run")
     parser.add_argument("--note", default="", help="kept with the result")
     arguments = parser.parse_args()
-    from sglang_ext.demo.draft import draft
     from sglang_ext.demo.smollm2 import smollm2
 
-    target_path, draft_path = arguments.target or str(smollm2()), arguments.draft or str(draft())
+    target_path, draft_path = arguments.target or str(smollm2()), arguments.draft
     if arguments.replies and arguments.replies.exists():
         answers = [Reply(**reply) for reply in json.loads(arguments.replies.read_text())]
     else:

@@ -34,10 +34,12 @@ class Scripts:
     Attributes:
         sequences: each piece is followed by the next; a piece that occurs twice keeps its first successor.
         special: pieces that are special tokens.
+        added: pieces that are added tokens but not special, as Qwen3's markers are: decoding shows them.
     """
 
     sequences: Sequence[Sequence[str]]
     special: Sequence[str] = ()
+    added: Sequence[str] = ()
 
 
 def build_scripted_model(folder: Path, scripts: Scripts, template: str | None = None) -> Path:
@@ -67,12 +69,13 @@ def _tokenizer(scripts: Scripts) -> Tokenizer:
     for merge in MERGES:
         vocabulary.setdefault(merge.replace(" ", ""), len(vocabulary))
     for piece in (p for sequence in scripts.sequences for p in sequence):
-        if piece not in (EOS, TURN, *scripts.special):
+        if piece not in (EOS, TURN, *scripts.special, *scripts.added):
             vocabulary.setdefault(byte_level(piece), len(vocabulary))
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[tuple(m.split(" ")) for m in MERGES]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(t, normalized=False) for t in (EOS, TURN, *scripts.special)])
+    tokenizer.add_tokens([AddedToken(t, normalized=False, special=False) for t in scripts.added])
     return tokenizer
 
 

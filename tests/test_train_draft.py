@@ -1,8 +1,7 @@
-"""The draft's training, on a target of a few thousand random weights, and the draft that is shipped."""
+"""The draft's training, on a target of a few thousand random weights."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from safetensors.torch import load_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from sglang_ext.demo.draft import draft
 from sglang_ext.uag import train_draft as script
 from sglang_ext.uag.train_draft import Options, train_draft
 from sglang_ext.uag.train_draft_data import IGNORED, Rows
@@ -229,7 +227,6 @@ def test_loads_in_transformers_and_sglang(trained: Path) -> None:
     """Both load the checkpoint, and write the same greedy text."""
     tokenizer = AutoTokenizer.from_pretrained(trained)
     model = AutoModelForCausalLM.from_pretrained(trained, dtype=torch.float32)
-    assert load_file(trained / "model.safetensors").keys() == load_file(draft() / "model.safetensors").keys()
     inputs = tokenizer("<|user|>hello<|end|><|bot|>", return_tensors="pt", return_token_type_ids=False)
     expected = model.generate(**inputs, max_new_tokens=16, do_sample=False)[0, inputs["input_ids"].shape[1]:].tolist()
     server = servers.launch("--model-path", str(trained), "--dtype", "float32")
@@ -239,16 +236,3 @@ def test_loads_in_transformers_and_sglang(trained: Path) -> None:
     finally:
         server.stop()
     assert answer["output_ids"] == expected
-
-
-def test_shipped_draft(demo_model: Path) -> None:
-    folder = draft()
-    assert (folder / "model.safetensors").stat().st_size <= 8_000_000
-    assert (folder / "README.md").exists()
-    assert json.loads((folder / "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
-    tokenizer, target = AutoTokenizer.from_pretrained(folder), AutoTokenizer.from_pretrained(demo_model)
-    assert tokenizer.eos_token == target.eos_token
-    assert len(tokenizer) < len(target) / 10
-    text = target.apply_chat_template([{"role": "user", "content": "Count: 1234"}], tokenize=False)
-    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
-    assert tokenizer(text)["input_ids"] != target(text)["input_ids"]
