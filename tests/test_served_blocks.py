@@ -20,7 +20,8 @@ SCRIPTS = Scripts(
         # an end of its own, then a second block
         ["R", "one", "</t", "hink", ">\n", "then", "\n"],
         ["N", "uno", "due", "</", "think", ">"],
-        ["W", "wait", EOS],
+        # calls a tool while it thinks
+        ["T", "hm.\n", "<tool_call>", "data", EOS],
     ]
 )
 
@@ -75,6 +76,14 @@ def test_the_model_may_open_its_own_block(pieces: Script) -> None:
     got, think = pieces.ask("", "then", 2, new=20)
     assert "".join(got).startswith("\n<think>idealoop</think>")
     assert think["tokens"] == 2
+
+
+@pytest.mark.parametrize("budget", [2, 9])
+def test_a_tool_call_ends_the_thinking(pieces: Script, budget: int) -> None:
+    """Nothing is forced: what the model calls is its answer."""
+    got, think = pieces.ask(OPEN, "T", budget)
+    assert got == ["hm.\n", "<tool_call>", "data", EOS]
+    assert think == {"budget": budget, "tokens": 2, "forced_tokens": 0, "outcome": "implicit"}
 
 
 @pytest.mark.parametrize("value", [0, 1, 7])
