@@ -14,7 +14,7 @@ serve: $(VENV)/.serve
 	exec $(BIN)/python launch.py --think-budget $(BUDGET) $(ARGS)
 
 test: lint types
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

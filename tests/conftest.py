@@ -15,6 +15,16 @@ from told_model import build as build_told_model
 FLOAT32 = ("--dtype", "float32", "--attention-backend", "torch_native")
 
 
+SHARED = ("demo_server", "scripted_server", "told_server")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of two processes that share the tests, one has all tests of a shared server; other files stay whole."""
+    for item in items:
+        server = next((name for name in SHARED if name in getattr(item, "fixturenames", ())), item.path.name)
+        item.add_marker(pytest.mark.xdist_group(server))
+
+
 @pytest.fixture(scope="session")
 def demo_model() -> Path:
     from sglang_ext.demo.smollm2 import smollm2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,10 @@ def router(workers: list[servers.Server]) -> Iterator[servers.Server]:
                "--worker-urls", *(w.url for w in workers), "--policy", "cache_aware",
                "--prometheus-port", str(metrics)]
     router = servers.start(command, port)
+    deadline = time.monotonic() + 120  # it answers before it has looked at its workers
+    body = {"text": "x", "sampling_params": {"max_new_tokens": 1}}
+    while router.post("/generate", body).status_code == 503 and time.monotonic() < deadline:
+        time.sleep(0.5)
     yield router
     router.stop()
 

@@ -12,7 +12,7 @@ import torch
 from test_hf import NEW, OPEN, Writer, randomized, think
 from transformers import AutoModelForCausalLM, LogitsProcessor
 
-from sglang_ext import hf
+from sglang_ext.hf import processor as module
 
 Loosened = Callable[[float], Any]
 
@@ -149,7 +149,7 @@ def test_sampling_with_an_assistant_of_another_tokenizer(foreign_draft: Any) -> 
 
 
 def test_a_draft_longer_than_the_window_is_refused(random_writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hf, "WINDOW", 4)
+    monkeypatch.setattr(module, "WINDOW", 4)
     inputs = random_writer.inputs((OPEN, "loop"))
     processor = random_writer.processor(inputs, 9)
     assistant = AutoModelForCausalLM.from_config(random_writer.model.config)

@@ -17,6 +17,7 @@ from sglang_ext.budget.kernels.layout import NO_LIMIT
 from transformers import GenerationConfig
 
 from sglang_ext import hf
+from sglang_ext.hf import admission
 
 VOCAB, STEPS, EOS, PAD = 48, 16, 1, 40
 common = settings(max_examples=int(80 * SCALE), deadline=None, derandomize=SCALE <= 1,
@@ -63,7 +64,7 @@ class Session:
         longest = max(map(len, prompts)) + 1
         ids = torch.tensor([[PAD] * (longest - len(p)) + p for p in prompts])
         mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
-        with mock.patch.object(hf, "_automaton", return_value=self.a):
+        with mock.patch.object(admission, "_automaton", return_value=self.a):
             self.processor = hf.ThinkBudgetLogitsProcessor(
                 model(), Tokenizer(), budgets, ids, mask, markers=(markers.start.decode(), markers.end.decode()))
         self.ids = ids
@@ -151,7 +152,7 @@ def test_the_probability_of_eos_moves_to_the_end_marker(temperature: float) -> N
     rows, a = 4000, lifted("plain", VOCAB, True)
     opened = [a.vocabulary.pieces.index(bytes([b])) for b in FAMILIES["plain"].start]
     ids = torch.tensor([opened] * rows)
-    with mock.patch.object(hf, "_automaton", return_value=a):
+    with mock.patch.object(admission, "_automaton", return_value=a):
         processor = hf.ThinkBudgetLogitsProcessor(model(), Tokenizer(), 5, ids, markers=("<t>", "</t>"),
                                                   do_sample=True, temperature=temperature)
     raw, end = torch.randn(VOCAB, generator=torch.Generator().manual_seed(1)), a.vocabulary.end_ids[0]

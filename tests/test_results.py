@@ -194,7 +194,7 @@ def lasting(value: Any) -> Any:
     if isinstance(value, list):
         return [lasting(v) for v in value]
     if isinstance(value, dict):
-        varying = ("id", "created", "created_at", *COUNTS)
+        varying = ("id", "created", "created_at", "cached_tokens", "cached_tokens_details", *COUNTS)
         return {k: lasting(v) for k, v in value.items() if k not in varying and not isinstance(v, float)}
     return value
 
