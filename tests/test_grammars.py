@@ -45,7 +45,7 @@ BUDGETS: list[tuple[str, Any, str]] = [
 ]
 OTHERS: list[dict[str, Any]] = [
     {}, {"temperature": 1.5, "seed": 7, "top_p": 0.9}, {"frequency_penalty": 2.0, "presence_penalty": 1.0},
-    {"logit_bias": {"5": 20.0}},
+    {"logit_bias": {"5": 20.0}}, {"min_tokens": 6},
 ]
 
 
@@ -57,6 +57,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     server = servers.launch("--model-path", str(folder), "--reasoning-parser", "qwen3", "--tool-call-parser", "qwen25",
                             *how)
     spaces = AutoTokenizer.from_pretrained(folder).convert_tokens_to_ids(SPACES)
+    server.speculates = request.param == "ngram"  # type: ignore[attr-defined]
     server.no_spaces = {str(i): -100.0 for i in spaces}  # type: ignore[attr-defined]
     yield server
     assert not server.stop()
@@ -90,6 +91,9 @@ def test_the_answer_obeys_and_the_thinking_does_not(server: servers.Server, kind
 @pytest.mark.parametrize("others", OTHERS, ids=str)
 @pytest.mark.parametrize("kind", ["json_schema", "regex"])
 def test_with_what_else_bends_the_draw(server: servers.Server, kind: str, others: dict[str, Any]) -> None:
+    if "min_tokens" in others and server.speculates:  # type: ignore[attr-defined]
+        pytest.skip("sglang keeps EOS from a whole draft while the minimum is not reached before it, budget or none: "
+                    "a grammar that is done within the draft is then an internal error")
     constraint, pattern = ANSWERS[kind]
     choice = ask(server, "2", 4, **constraint, **others)
     assert re.fullmatch(pattern, choice["message"]["content"].strip()), choice
