@@ -1,0 +1,87 @@
+"""What the commands share: flags, the server that is measured, and tables of what failed."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from ..serve import DEMOS
+from . import options, servers, workload
+from .load import OURS, Row, Target
+from .options import UNLIMITED
+from .record import Run
+from .report import Table
+
+MAX_TOKENS = 256
+
+
+def add_server_flags(parser: argparse.ArgumentParser, demo: str = "reasoner") -> None:
+    """Flags that say what is measured: a server of our own, or one that runs already."""
+    group = parser.add_argument_group("server")
+    group.add_argument("--url", type=options.url, help="a server that runs already, any OpenAI-compatible one")
+    group.add_argument("--model", metavar="NAME", help="its model's name (default: the first that it lists)")
+    group.add_argument("--budget-field", default=OURS, metavar="NAME", help="how it spells a budget, such as "
+                       "thinking_token_budget or chat_template_kwargs.thinking_budget (default: %(default)s)")
+    group.add_argument("--api-key", help="sent as a bearer token")
+    group.add_argument("--demo", choices=tuple(DEMOS), default=demo, help="model of our server (default: %(default)s)")
+    group.add_argument("--model-path", metavar="M", help="another model for our server")
+    group.add_argument("--server-flags", type=shlex.split, default=[], metavar="FLAGS",
+                       help="more flags of our server, in quotes")
+
+
+def add_load_flags(parser: argparse.ArgumentParser) -> None:
+    """Flags that say what is asked."""
+    group = parser.add_argument_group("load")
+    group.add_argument("--dataset", type=options.existing, metavar="FILE", help='JSONL of {"messages": [...]}, as '
+                       "sglang's openai data set, \"answer\" where one is right (default: sums and the like)")
+    group.add_argument("--max-tokens", type=options.whole(1), default=MAX_TOKENS, metavar="N",
+                       help="most tokens of a response (default: %(default)s)")
+    group.add_argument("--extra-body", type=options.body, default={}, metavar="JSON",
+                       help="more fields of each request")
+    group.add_argument("--seed", type=options.whole(0), default=0, metavar="N", help="of the load (default: 0)")
+
+
+def tasks(args: argparse.Namespace, count: int, purpose: str = "load") -> list[workload.Task]:
+    """What is asked; of another `purpose`, other questions, so that no prefix cache knows them."""
+    if args.dataset:
+        return workload.from_file(args.dataset, count)
+    return workload.thoughtful(count, f"{purpose} {args.seed}")
+
+
+def model_flags(args: argparse.Namespace) -> list[str]:
+    """The part of our server's command line that names the model."""
+    return ["--model-path", args.model_path] if args.model_path else ["--demo", args.demo]
+
+
+@contextmanager
+def server(args: argparse.Namespace, record: Run, name: str = "server") -> Iterator[Target]:
+    """The server at `--url`, or one of ours for the time of a `with`; either is noted."""
+    if args.url:
+        record.server(name, "", servers.facts(args.url))
+        yield target(args, args.url)
+        return
+    with servers.serving("ours", [*model_flags(args), *args.server_flags], record.log(name)) as started:
+        record.server(name, started.command, servers.facts(started.url))
+        yield target(args, started.url)
+
+
+def target(args: argparse.Namespace, url: str) -> Target:
+    """Where the load goes."""
+    headers = {"Authorization": f"Bearer {args.api_key}"} if args.api_key else {}
+    return Target(url, args.model or servers.model_name(url), args.budget_field, args.max_tokens, args.extra_body,
+                  headers)
+
+
+def shown(budget: int) -> str:
+    """A budget as the reports write it."""
+    return "no limit" if budget == UNLIMITED else str(budget)
+
+
+def failures(rows: Sequence[Row]) -> list[Table]:
+    """A table of what went wrong, if anything did."""
+    errors = Counter(row["error"] for row in rows if row.get("error"))
+    counted = [[error, count] for error, count in errors.items()]
+    return [Table("Requests that failed", ["error", "how often"], counted)] if counted else []
