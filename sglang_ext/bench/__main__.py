@@ -15,7 +15,7 @@ from typing import Any
 
 from .errors import BenchError
 
-COMMANDS = ("budget",)
+COMMANDS = ("budget", "overhead", "double-query", "accuracy")
 NEEDED = ("matplotlib", "jinja2", "scipy", "aiohttp")
 USAGE, FAILED, INTERRUPTED = 2, 1, 130
 

@@ -37,6 +37,8 @@ def add_load_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("load")
     group.add_argument("--dataset", type=options.existing, metavar="FILE", help='JSONL of {"messages": [...]}, as '
                        "sglang's openai data set, \"answer\" where one is right (default: sums and the like)")
+    group.add_argument("--check", choices=tuple(workload.CHECKS), default="exact", help="where the right answer has to "
+                       "be: all of an answer, its last number, or anywhere in it (default: %(default)s)")
     group.add_argument("--max-tokens", type=options.whole(1), default=MAX_TOKENS, metavar="N",
                        help="most tokens of a response (default: %(default)s)")
     group.add_argument("--extra-body", type=options.body, default={}, metavar="JSON",
@@ -71,8 +73,8 @@ def server(args: argparse.Namespace, record: Run, name: str = "server") -> Itera
 def target(args: argparse.Namespace, url: str) -> Target:
     """Where the load goes."""
     headers = {"Authorization": f"Bearer {args.api_key}"} if args.api_key else {}
-    return Target(url, args.model or servers.model_name(url), args.budget_field, args.max_tokens, args.extra_body,
-                  headers)
+    return Target(url, args.model or servers.model_name(url), args.budget_field, args.max_tokens, args.check,
+                  args.extra_body, headers)
 
 
 def shown(budget: int) -> str:

@@ -14,7 +14,7 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 
 from .options import UNLIMITED, spelled
 from .stream import Stream
-from .workload import Task
+from .workload import CHECKS, Task
 
 READ_BUFFER = 10 << 20
 """Bytes, as in sglang's own client: a slow reader would else hold back a stream."""
@@ -32,6 +32,7 @@ class Target:
         model: name that the server serves.
         budget_field: how it spells a budget; see `options.spelled`.
         max_tokens: most tokens of a response.
+        check: how an answer is compared with the right one, a key of `workload.CHECKS`.
         extra: more fields of the body.
         headers: for an API key.
         timeout: seconds that a whole response may take.
@@ -41,6 +42,7 @@ class Target:
     model: str
     budget_field: str = OURS
     max_tokens: int = 512
+    check: str = "exact"
     extra: Mapping[str, Any] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
     timeout: float = 3600
@@ -133,5 +135,5 @@ async def ask_once(session: aiohttp.ClientSession, target: Target, ask: Ask, beg
         return {**row, "error": f"{type(error).__name__}: {error}"[:300]}
     row |= stream.row(ask.budget, time.perf_counter() - sent)
     if ask.task.answer is not None:
-        row["right"] = "".join(stream.answer).strip() == ask.task.answer.strip()
+        row["right"] = CHECKS[target.check]("".join(stream.answer).strip(), ask.task.answer.strip())
     return row

@@ -80,6 +80,15 @@ def bars(axes: Axes, series: Series, errors: Mapping[str, Sequence[tuple[float, 
     axes.grid(visible=False, axis="x")
 
 
+def points(axes: Axes, values: Sequence[float], ends: Sequence[tuple[float, float]]) -> None:
+    """A point for each category, with a line between two ends; the axis begins where the data does."""
+    low, high = (np.array(side) for side in zip(*ends, strict=True))
+    y = np.asarray(values, float)
+    axes.errorbar(np.arange(len(y)), y, yerr=[np.maximum(y - low, 0), np.maximum(high - y, 0)], fmt="D",
+                  color=COLOURS[0], capsize=5, elinewidth=1.2, markersize=7)
+    axes.margins(x=0.2, y=0.2)
+
+
 def stacked(axes: Axes, series: Series) -> None:
     """Bars made of parts, one bar for each category."""
     below: Any = 0.0

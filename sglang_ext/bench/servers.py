@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import psutil
 import requests
+from tqdm import tqdm  # type: ignore[import-untyped]
 
 from ..cpu.defaults import has_flag, usable_cores
 from .errors import BenchError
@@ -93,7 +94,7 @@ def process(command: Sequence[str], log: Path, shown: str, environment: dict[str
         BenchError: it ended, or did not answer in time.
     """
     port = free_port()
-    print(f"Starting {shown}", file=sys.stderr, flush=True)
+    tqdm.write(f"Starting {shown}", file=sys.stderr)
     server = None
     try:
         with undisturbed(), log.open("ab") as output:

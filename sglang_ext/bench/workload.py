@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -15,6 +16,15 @@ from .errors import BenchError
 
 LEAST_TERMS = 3
 """Fewest numbers of a question: shorter ones are answered without thinking."""
+
+
+CHECKS: dict[str, Callable[[str, str], bool]] = {
+    "exact": lambda text, answer: text == answer,
+    "number": lambda text, answer: re.findall(r"-?\d+(?:\.\d+)?", text.replace(",", ""))[-1:] == [answer],
+    "contains": lambda text, answer: answer in text,
+}
+"""How a response's answer is compared with the right one, both without white space around them; `number` takes the last
+number of the response."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +61,9 @@ def task(question: Question) -> Task:
     return Task([{"role": "user", "content": question.text}], question.kind, question.answer)
 
 
-def from_file(path: Path, count: int) -> list[Task]:
+def from_file(path: Path, count: int | None = None) -> list[Task]:
     """The first `count` conversations of a JSONL file: `messages` as in sglang's `openai` data set, `answer` and `kind`
-    where there are any. A shorter file is repeated.
+    where there are any. A shorter file is repeated; without a count it is taken once.
 
     Raises:
         BenchError: a line is no such object, or there is none.
@@ -71,4 +81,4 @@ def from_file(path: Path, count: int) -> list[Task]:
         tasks.append(Task(messages, str(value.get("kind", "task")), value.get("answer")))
     if not tasks:
         raise BenchError(f"--dataset: {path} has no line; accepted: one conversation a line")
-    return [tasks[i % len(tasks)] for i in range(count)]
+    return tasks if count is None else [tasks[i % len(tasks)] for i in range(count)]

@@ -1,0 +1,245 @@
+"""`overhead`: what enforcing a budget costs a batch, for each way that sglang has of doing it."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+from tqdm import tqdm  # type: ignore[import-untyped]
+
+from . import common, plots, servers, stats
+from .batch import Batch, send
+from .errors import BenchError
+from .load import OURS, merged
+from .models import Served, resolve
+from .options import choices, spelled, whole
+from .processor import markers_of, processor_text
+from .record import Record, Run
+from .report import Page, Plot, Table
+from .workload import thoughtful
+
+HELP = "ours, sglang's processor, sglang's strict thinking and nothing, in alternating rounds"
+QUICK = {"rounds": 2, "repeats": 2}
+FULL = {"rounds": 5, "repeats": 3}
+NOTHING, PLUGIN, OUR, PROCESSOR, STRICT = "nothing", "plugin", "ours", "processor", "strict"
+MEANING = {
+    NOTHING: "sglang as published, nobody has a budget",
+    PLUGIN: "our plugin, nobody has a budget",
+    OUR: "our plugin, everybody has a budget",
+    PROCESSOR: "sglang's ThinkingBudgetLogitProcessor, everybody has a budget",
+    STRICT: "sglang's strict thinking, everybody has a budget",
+    "peer": "the server at --url, nobody has a budget",
+    "peer, budget": "the server at --url, everybody has a budget",
+}
+CHAT = "/v1/chat/completions"
+
+
+@dataclass(frozen=True)
+class Load:
+    """A batch of requests, and what they have in common. `extra` is more of the body."""
+
+    name: str
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Flags of this command."""
+    common.add_server_flags(parser)
+    parser.add_argument("--kinds", type=choices(PLUGIN, OUR, PROCESSOR, STRICT), metavar="K,K,...",
+                        default=[PLUGIN, OUR, PROCESSOR, STRICT],
+                        help=f"what is compared with nothing (default: {PLUGIN},{OUR},{PROCESSOR},{STRICT})")
+    parser.add_argument("--batch", type=whole(1), default=16, metavar="N", help="requests at a time (%(default)s)")
+    parser.add_argument("--new", type=whole(2), default=320, metavar="N", help="tokens of a response (%(default)s)")
+    parser.add_argument("--budget", type=whole(1), default=256, metavar="N", help="tokens of thinking (%(default)s)")
+    parser.add_argument("--rounds", type=whole(1), metavar="N", help="rounds over all servers (5; quick: 2)")
+    parser.add_argument("--repeats", type=whole(1), metavar="N",
+                        help="loads of each kind in a round, after one to warm up (3; quick: 2)")
+    parser.add_argument("--side-by-side", action="store_true", help="keep all servers up, instead of starting each "
+                        "anew in every round: faster, where there is memory for four")
+    parser.add_argument("--seed", type=whole(0), default=0, metavar="N", help="of the questions (%(default)s)")
+
+
+def measure(args: argparse.Namespace, record: Run) -> None:
+    """Measure, and hand every row to `record`.
+
+    Raises:
+        BenchError: a value does not go with another, a server failed, or a budget was not enforced.
+    """
+    if args.budget >= args.new:
+        raise BenchError(f"--budget: {args.budget} is out of range; accepted: 1 to {args.new - 1}, below --new")
+    plan = _peer(args) if args.url else _plan(args)
+    questions = thoughtful(args.batch, f"overhead {args.seed}")
+    with ExitStack() as stack:
+        kept = {name: stack.enter_context(start(record)) for name, (start, _) in plan.items()} \
+            if args.side_by_side else {}
+        total = args.rounds * (1 + args.repeats) * sum(len(loads) for _, loads in plan.values())
+        with tqdm(total=total, desc="loads", unit="load") as bar:
+            for number in range(args.rounds):
+                for name in list(plan) if number % 2 == 0 else list(plan)[::-1]:
+                    start, loads = plan[name]
+                    opened = nullcontext(kept[name]) if name in kept else start(record)
+                    with opened as (url, base):
+                        bodies = [(load, [merged(merged(base, load.extra), {"messages": q.messages})
+                                          for q in questions]) for load in loads]
+                        _turns(args, record, number, url, bodies, bar)
+
+
+Start = Callable[[Run], AbstractContextManager[tuple[str, dict[str, Any]]]]
+Plan = dict[str, tuple[Start, list[Load]]]
+"""By the server's name: how it is started, giving address and common body; and its loads."""
+
+
+def _turns(args: argparse.Namespace, record: Run, number: int, url: str,
+           bodies: list[tuple[Load, list[dict[str, Any]]]], bar: Any) -> None:
+    """The loads of one server in turn; the first turn warms up."""
+    headers = {"Authorization": f"Bearer {args.api_key}"} if args.api_key else {}
+    for repeat in range(args.repeats + 1):
+        for load, batch in bodies:
+            done = send(url + CHAT, batch, headers)
+            _check(load, done, args.budget)
+            if repeat:
+                record.add("speed", kind=load.name, round=number, repeat=repeat, seconds=done.seconds,
+                           tokens=sum(r["usage"]["completion_tokens"] for r in done.responses),
+                           thought=[_thought(r) for r in done.responses])
+            bar.update()
+
+
+def _plan(args: argparse.Namespace) -> Plan:
+    served = resolve(args.demo, args.model_path, args.server_flags)
+    markers = markers_of(served.path)
+    if markers is None and {PROCESSOR, STRICT} & set(args.kinds):
+        raise BenchError(f"--kinds: {','.join(args.kinds)} on {served.path.name}: sglang's own ways need <think> and "
+                         f"</think> as one token each, and its tokenizer has none; accepted with it: {PLUGIN},{OUR}")
+    base = {"model": served.name, "temperature": 0, "max_tokens": args.new, "ignore_eos": True}
+    if markers is not None:  # so that nobody ends the thinking before the budget does
+        base["logit_bias"] = {str(markers.end): -100}
+    budget = {"custom_params": {"thinking_budget": args.budget}}
+    plan: Plan = {NOTHING: (_starter("stock", NOTHING, served, base), [Load(NOTHING)])}
+    ours = [Load(name, extra) for name, extra in ((PLUGIN, {}), (OUR, {OURS: {"max_tokens": args.budget,
+                                                                              "message": ""}})) if name in args.kinds]
+    if ours:
+        plan["plugin"] = (_starter("ours", "plugin", served, base), ours)
+    if PROCESSOR in args.kinds and markers is not None:
+        extra = {**budget, "custom_logit_processor": processor_text(markers)}
+        plan[PROCESSOR] = (_starter("stock", PROCESSOR, served, base, "--enable-custom-logit-processor"),
+                           [Load(PROCESSOR, extra)])
+    if STRICT in args.kinds:
+        plan[STRICT] = (_starter("stock", STRICT, served, base, "--enable-strict-thinking"), [Load(STRICT, budget)])
+    return plan
+
+
+def _starter(kind: servers.Kind, name: str, served: Served, base: dict[str, Any], *flags: str) -> Start:
+    """A server with the same settings as all others, beside `flags`."""
+    same = ["--disable-radix-cache", "--max-running-requests", "64"]
+    if served.on_cpu:
+        same += [part for pair in servers.CPU_FLAGS.items() if pair[0] != "--device" for part in pair]
+
+    @contextmanager
+    def start(record: Run) -> Iterator[tuple[str, dict[str, Any]]]:
+        with servers.serving(kind, [*served.flags, *same, *flags], record.log(name)) as server:
+            record.server(name, server.command, servers.facts(server.url))
+            yield server.url, base
+
+    return start
+
+
+def _peer(args: argparse.Namespace) -> Plan:
+    model = args.model or servers.model_name(args.url)
+    base = {"model": model, "temperature": 0, "max_tokens": args.new, "ignore_eos": True}
+
+    @contextmanager
+    def start(record: Run) -> Iterator[tuple[str, dict[str, Any]]]:
+        record.server("peer", "", servers.facts(args.url))
+        yield args.url, base
+
+    return {"peer": (start, [Load("peer"), Load("peer, budget", spelled(args.budget_field, args.budget))])}
+
+
+def _thought(response: dict[str, Any]) -> int | None:
+    """Tokens of thinking as the server counts them; None if it does not."""
+    usage = response["usage"]
+    if "tokens" in (usage.get("think") or {}):
+        return int(usage["think"]["tokens"])
+    details = usage.get("completion_tokens_details") or {}
+    return details.get("reasoning_tokens") or usage.get("reasoning_tokens")
+
+
+def _check(load: Load, done: Batch, budget: int) -> None:
+    """A time counts only if the budget was enforced."""
+    if load.name == OUR:
+        wrong = [t for t in map(_thought, done.responses) if t != budget]
+        if wrong:
+            raise BenchError(f"{load.name}: {len(wrong)} responses of {len(done.responses)} did not think for exactly "
+                             f"{budget} tokens, but for {wrong[:5]}")
+
+
+def numbers(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Tokens a second of each kind, and its ratio to the kind that it is compared with, by rounds."""
+    kinds = list(dict.fromkeys(row["kind"] for row in rows))
+    base = "peer" if "peer" in kinds else NOTHING
+    speeds = {kind: {n: statistics.median(r["tokens"] / r["seconds"] for r in rows
+                                          if r["kind"] == kind and r["round"] == n)
+                     for n in sorted({r["round"] for r in rows if r["kind"] == kind})} for kind in kinds}
+    out: dict[str, Any] = {}
+    for kind in kinds:
+        both = [n for n in speeds[kind] if n in speeds.get(base, {})]
+        thought = [t for row in rows if row["kind"] == kind for t in row["thought"] if t is not None]
+        out[kind] = {"tokens_per_second": statistics.median(speeds[kind].values()),
+                     "by_round": list(speeds[kind].values()),
+                     "thought_most": max(thought, default=None),
+                     "ratio": stats.spread([speeds[kind][n] / speeds[base][n] for n in both])
+                     if both and kind != base else None}
+    return out
+
+
+def page(record: Record) -> Page:
+    """The report."""
+    found, flags = numbers(record.of("speed")), record.run["flags"]
+    out = Page("What enforcing a budget costs a batch",
+               f"{flags['batch']} requests at a time, {flags['new']} tokens each, {flags['budget']} of them thinking "
+               "where there is a budget. All servers have the same settings; rounds go over them in turn, and a ratio "
+               "is taken within its round.", {"kinds": found})
+    if found:
+        out.plots.append(_speeds(found))
+    ratios = {kind: v["ratio"] for kind, v in found.items() if v["ratio"]}
+    if ratios:
+        out.plots += [_ratios(ratios), _rounds(found)]
+    out.tables.append(Table(
+        "Every kind", ["kind", "what it is", "tokens/s", "ratio", "least", "most", "rounds", "most thinking, tokens"],
+        [[kind, MEANING.get(kind), v["tokens_per_second"],
+          *((v["ratio"] or {}).get(name) for name in ("median", "least", "most", "rounds")), v["thought_most"]]
+         for kind, v in found.items()],
+        "The thinking as the server counts it: ours by the model's own tokens, sglang with the end marker and what it "
+        "forces before it."))
+    return out
+
+
+def _speeds(found: dict[str, Any]) -> Plot:
+    figure, (axes,) = plots.panels()
+    plots.bars(axes, {"tokens a second": [v["tokens_per_second"] for v in found.values()]},
+               {"tokens a second": [(min(v["by_round"]), max(v["by_round"])) for v in found.values()]})
+    plots.label(axes, "", "tokens a second", list(found))
+    return Plot("speed", "Throughput", figure, "Median of the rounds; the lines go from the slowest to the fastest.")
+
+
+def _ratios(ratios: dict[str, Any]) -> Plot:
+    figure, (axes,) = plots.panels()
+    plots.points(axes, [r["median"] for r in ratios.values()], [(r["least"], r["most"]) for r in ratios.values()])
+    axes.axhline(1, color="black", linewidth=0.8, linestyle=(0, (4, 4)))
+    plots.label(axes, "", "throughput against nothing", list(ratios))
+    return Plot("ratio", "Throughput against no budget", figure,
+                "1 is no cost. Median of the rounds' ratios; the lines go from the least to the most.")
+
+
+def _rounds(found: dict[str, Any]) -> Plot:
+    figure, (axes,) = plots.panels()
+    plots.lines(axes, {kind: v["by_round"] for kind, v in found.items()})
+    most = max(len(v["by_round"]) for v in found.values())
+    plots.label(axes, "round", "tokens a second", [str(n + 1) for n in range(most)])
+    plots.legend(figure, axes, 5)
+    return Plot("rounds", "Round by round", figure,
+                "How quiet the machine was: rounds differ by more than the kinds do where something else ran.")
