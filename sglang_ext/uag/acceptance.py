@@ -1,0 +1,93 @@
+"""What share of drafted tokens is accepted: over all requests, by position, and by the draft's own confidence."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+_PRIOR, _PRIOR_WEIGHT = 0.6, 2.0  # acceptance of a pair that nobody has seen, and the tokens that this counts for
+_DECAY = 0.97  # of the pair's counts at each draft
+_PROFILE_DECAY, _PROFILE_WEIGHT = 0.99, 5.0
+_BINS, _BIN_WEIGHT, _BIN_DECAY = 10, 4.0, 0.98
+
+Floats = npt.NDArray[np.float64]
+
+
+class PairAcceptance:
+    """Decayed counts over all requests.
+
+    Attributes:
+        seen: tokens that the counts stand for.
+    """
+
+    def __init__(self, longest: int) -> None:
+        self.seen = 0.0
+        self._accepted = 0.0
+        self._hits = np.zeros(longest)  # at each position of a draft
+        self._trials = np.zeros(longest)
+
+    @property
+    def rate(self) -> float:
+        """Probability that a drafted token is accepted where those before it were."""
+        return (self._accepted + _PRIOR * _PRIOR_WEIGHT) / (self.seen + _PRIOR_WEIGHT)
+
+    def count(self, proposed: int, accepted: int) -> None:
+        """Count a draft of which a prefix was accepted."""
+        judged = min(accepted + 1, proposed)
+        self._accepted = self._accepted * _DECAY + accepted
+        self.seen = self.seen * _DECAY + judged
+        self._hits *= _PROFILE_DECAY
+        self._trials *= _PROFILE_DECAY
+        self._hits[:accepted] += 1
+        self._trials[:judged] += 1
+
+    def doubt(self) -> None:
+        """Something has changed: what was counted so far is worth half."""
+        self._accepted /= 2
+        self.seen /= 2
+
+    def survival(self, rates: Floats) -> Floats:
+        """Probability that a draft is accepted up to each position.
+
+        Args:
+            rates: [requests], acceptance of a token.
+
+        Returns:
+            [requests, positions].
+        """
+        rate = self.rate
+        at = (self._hits + rate * _PROFILE_WEIGHT) / (self._trials + _PROFILE_WEIGHT)
+        token: Floats = _probability(_odds(rates)[:, None] * (_odds(at) / _odds(np.array(rate)))[None, :])
+        return token.cumprod(axis=1)
+
+
+class Confidence:
+    """What the draft's probability of its own text is worth: bins of it, with the acceptance that was measured."""
+
+    def __init__(self) -> None:
+        self._hits = np.zeros(_BINS)
+        self._trials = np.zeros(_BINS)
+
+    def count(self, confidence: float, accepted: bool) -> None:
+        """Count a token: the probability of the draft up to it, and whether it was accepted."""
+        k = self._bin(confidence)
+        self._hits[k] = self._hits[k] * _BIN_DECAY + accepted
+        self._trials[k] = self._trials[k] * _BIN_DECAY + 1
+
+    def acceptance(self, confidence: float) -> float:
+        """Probability that a draft of this confidence is accepted as a whole; the confidence itself until measured."""
+        k = self._bin(confidence)
+        return float((self._hits[k] + confidence * _BIN_WEIGHT) / (self._trials[k] + _BIN_WEIGHT))
+
+    @staticmethod
+    def _bin(confidence: float) -> int:
+        return min(max(int(confidence * _BINS), 0), _BINS - 1)
+
+
+def _odds(probability: Floats) -> Floats:
+    bounded = np.clip(probability, 1e-3, 1 - 1e-3)
+    return bounded / (1 - bounded)
+
+
+def _probability(odds: Floats) -> Floats:
+    return odds / (1 + odds)

@@ -1,0 +1,233 @@
+"""How many tokens to draft: for each request from its acceptance, for the batch from measured times; down to none.
+
+A round with drafts takes the draft's extension and its steps, shared by the requests that draft, and one verification
+as wide as the longest draft. The plan maximises the batch's expected confirmed tokens per second, against plain steps.
+Where drafting does not pay, a probe finds out now and then whether it would by now; what probes lose is kept to a share
+of all time. Nothing here reads a clock: the same calls give the same plans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import ceil
+
+import numpy as np
+
+from .acceptance import Confidence, Floats, PairAcceptance
+from .step_times import Costs as Costs
+from .step_times import Kind, StepTimes
+
+_BORROWED = 3.0  # tokens that the pair's acceptance counts for in a request
+_DECAY = 0.9  # of a request's counts at each draft
+_FADE = 0.99  # of a request's counts in each round in which it drafts nothing
+_INVESTED = 8.0  # rounds over which reading what the draft missed is expected to pay
+_PROBE_SHARE = 0.015  # of the time, that probes may lose
+_SAVED = 4.0  # plain steps that probes may save up to lose
+_MISSED = 32.0  # ids that the draft missed weigh as much against a probe as a token rejected lately
+_BEST = 0.95  # acceptance at which a probe must be able to pay
+_GAIN = 1.02  # a draft must promise this much more than plain steps
+
+
+@dataclass(eq=False)
+class RequestStats:
+    """What is known of one request. The control keeps it; the caller sets the first two.
+
+    Attributes:
+        steps_per_token: steps of the draft for a token of the target, as `Reading.steps_for` tells them.
+        behind: ids of the draft that its cache lacks before its next draft. Every plan adds to it where it drafts
+            nothing; set it where the draft did not read the prompt.
+        alive: whether the last plan drafted for it.
+    """
+
+    steps_per_token: float = 1.0
+    behind: float = 0.0
+    alive: bool = True
+    accepted: float = field(default=0.0, repr=False)  # decayed counts of its drafted tokens that were judged
+    seen: float = field(default=0.0, repr=False)
+
+    def rate(self, pair: float) -> float:
+        """Acceptance of a token, leaning on the pair's."""
+        return (self.accepted + pair * _BORROWED) / (self.seen + _BORROWED)
+
+    def count(self, proposed: int, accepted: int) -> None:
+        self.accepted = self.accepted * _DECAY + accepted
+        self.seen = self.seen * _DECAY + min(accepted + 1, proposed)
+
+    def skip(self) -> None:
+        """A round without a draft: the draft falls behind, and what was counted is forgotten slowly."""
+        self.behind += self.steps_per_token
+        self.accepted *= _FADE
+        self.seen *= _FADE
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """Drafts of `length` tokens for some requests."""
+
+    rate: float  # confirmed tokens of the batch a second
+    length: int
+    chosen: tuple[int, ...]
+
+
+class LengthControl:
+    """Draft lengths of one server.
+
+    Args:
+        width: widest verification, 1 + the most tokens of a draft.
+        costs: what steps are guessed to take until they are measured.
+
+    Raises:
+        ValueError: `width` below 2.
+    """
+
+    def __init__(self, width: int, costs: Costs | None = None) -> None:
+        if width < 2:
+            raise ValueError(f"width {width}: accepted is 2 or more, a draft token and the one that follows it")
+        self.width = width
+        self._times = StepTimes(costs or Costs())
+        self._pair = PairAcceptance(width - 1)
+        self._confidence = Confidence()
+        self._longest = 1  # tokens that a draft may have; grows as drafts are accepted whole
+        self._speed = 1.0  # that the last plan promised, of plain steps'
+        self._credit = 0.0  # seconds that probes may lose
+        self._probed: RequestStats | None = None
+        self._follow: RequestStats | None = None  # a probe of it was accepted: it drafts again at once
+
+    @property
+    def off(self) -> bool:
+        """Whether drafting does not pay by what is known: the draft need not read a new request's prompt."""
+        return self._pair.seen > 0 and self._speed <= 1
+
+    def plan(self, requests: Sequence[RequestStats], batch: int | None = None) -> list[int]:
+        """Tokens of the target to draft for each request in the next round; a plain step where all are 0.
+
+        Args:
+            requests: those that may draft.
+            batch: requests of the target's step; more where some may not draft.
+        """
+        lengths = [0] * len(requests)
+        if requests:
+            choice = self._choose(requests, max(batch or 0, len(requests)))
+            for i in choice.chosen:
+                lengths[i] = choice.length
+        for request, length in zip(requests, lengths, strict=True):
+            request.alive = length > 0
+            if length:
+                request.behind = 0.0
+            else:
+                request.skip()
+        return lengths
+
+    def observe(self, request: RequestStats, proposed: int, accepted: int, confidence: Sequence[float] = ()) -> None:
+        """Count a verified draft.
+
+        Args:
+            proposed: tokens of the target that were drafted.
+            accepted: how many of them, from the first on, were accepted.
+            confidence: probability that the draft gave to its text up to each of the tokens, where it is known.
+
+        Raises:
+            ValueError: more accepted than proposed.
+        """
+        if not 0 <= accepted <= proposed:
+            raise ValueError(f"accepted {accepted} of {proposed} proposed: accepted is 0 to {proposed}")
+        if not proposed:
+            return
+        whole = accepted == proposed
+        if request is self._probed:
+            self._probed = None
+            if whole:
+                self._follow = request
+                self._pair.doubt()
+        self._pair.count(proposed, accepted)
+        request.count(proposed, accepted)
+        if whole and proposed >= self._longest:
+            self._longest = min(2 * self._longest, self.width - 1)
+        for j, p in enumerate(confidence[:proposed]):
+            self._confidence.count(p, j < accepted)
+
+    def timed(self, kind: Kind, batch: int, width: int, seconds: float) -> None:
+        """Count the time of a step.
+
+        Args:
+            kind: `plain` and `verify` of the target, `draft_extend` over what the draft has not read, `draft_step`.
+            batch: requests in it.
+            width: positions a request: of `verify` its width, of `draft_extend` the most new ids, else 1.
+        """
+        self._times.add(kind, batch, width, seconds)
+        limit = max(_SAVED * self._times.of("plain", batch), self._credit)
+        self._credit = min(self._credit + _PROBE_SHARE * seconds, limit)
+
+    def worth_going_on(self, survival: float, steps_done: int, batch: int) -> bool:
+        """Whether a draft should take another step.
+
+        Args:
+            survival: probability that the draft gives to its text so far.
+            steps_done: steps that it has taken.
+            batch: requests that draft.
+        """
+        if not steps_done:
+            return True
+        times = self._times
+        wider = times.of("verify", batch, steps_done + 2) - times.of("verify", batch, steps_done + 1)
+        cost = times.of("draft_step", batch) + max(wider, 0.0)
+        return self._confidence.acceptance(survival) > cost * self._speed / times.of("plain", batch)
+
+    def _choose(self, requests: Sequence[RequestStats], batch: int) -> _Choice:
+        plain = batch / self._times.of("plain", batch)
+        rate = self._pair.rate
+        rates = np.array([r.rate(rate) for r in requests])
+        best = self._best(requests, self._pair.survival(rates), batch)
+        if best.rate > _GAIN * plain:
+            self._speed = best.rate / plain
+            return _Choice(best.rate, min(best.length, self._longest), best.chosen)
+        self._speed = 1.0
+        return self._probe(requests, batch, plain)
+
+    def _best(self, requests: Sequence[RequestStats], survival: Floats, batch: int) -> _Choice:
+        """The best length, for those requests where it is worth most."""
+        expected = np.cumsum(survival, axis=1)  # [requests, lengths], tokens accepted
+        order = np.argsort(-expected[:, 0], kind="stable")
+        gains = np.cumsum(expected[order], axis=0)  # [first requests, lengths]
+        steps = np.maximum.accumulate(np.array([requests[i].steps_per_token for i in order]))
+        behind = np.cumsum([requests[i].behind for i in order]) / _INVESTED
+        best = _Choice(0.0, 0, ())
+        for count in sorted({len(order), *(1 << k for k in range(len(order).bit_length()))} - {0}):
+            if count > len(order):
+                continue
+            for length in range(1, self.width):
+                read = 1 + gains[count - 1, length - 1] / count * steps[count - 1] + behind[count - 1] / count
+                seconds = self._round(batch, count, length, steps[count - 1], read)
+                rate = float(batch + gains[count - 1, length - 1]) / seconds
+                if rate > best.rate:
+                    best = _Choice(rate, length, tuple(int(i) for i in order[:count]))
+        return best
+
+    def _round(self, batch: int, drafting: int, length: int, steps_per_token: float, read: float) -> float:
+        """Seconds of a round with drafts; `read` is the ids a request that the draft has to read first."""
+        times = self._times
+        steps = max(ceil(length * steps_per_token), 1)
+        return (times.of("draft_extend", drafting, max(ceil(read), 1)) + (steps - 1) * times.of("draft_step", drafting)
+                + times.of("verify", batch, length + 1))
+
+    def _probe(self, requests: Sequence[RequestStats], batch: int, plain: float) -> _Choice:
+        """Drafting does not pay by what is known: a draft for one request, if it may be afforded and could pay."""
+        nothing = _Choice(plain, 0, ())
+        follow = next((i for i, r in enumerate(requests) if r is self._follow), None)
+        self._follow = None
+        if follow is None:
+            self._longest = 1
+        i = min(range(len(requests)), key=lambda k: requests[k].seen + requests[k].behind / _MISSED)
+        i = i if follow is None else follow
+        request = requests[i]
+        loss = (self._round(batch, 1, self._longest, request.steps_per_token, 1 + request.behind)
+                - self._times.of("plain", batch))
+        could = self._pair.survival(np.full(len(requests), _BEST))
+        if self._best(requests, could, batch).rate <= _GAIN * plain:
+            return nothing
+        if follow is None and self._pair.seen and self._credit < loss:
+            return nothing
+        self._credit -= loss
+        self._probed = request
+        return _Choice(plain, self._longest, (i,))
