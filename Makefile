@@ -6,7 +6,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 BUDGET ?= 128
 ARGS ?=
-PURE := sglang_ext/config.py sglang_ext/cli.py sglang_ext/vocab.py sglang_ext/budget
+UAG := acceptance boundaries check_pair context drafted encoders lengths pair specials step_times translation vocabulary
+PURE := sglang_ext/config.py sglang_ext/cli.py sglang_ext/vocab.py sglang_ext/budget $(UAG:%=sglang_ext/uag/%.py)
 
 .PHONY: serve test lint types clean
 
@@ -14,7 +15,7 @@ serve: $(VENV)/.serve
 	exec $(BIN)/python launch.py --think-budget $(BUDGET) $(ARGS)
 
 test: lint types
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

@@ -102,19 +102,25 @@ def start(command: Sequence[str], port: int, **extra: str) -> Server:
     raise RuntimeError(f"server did not start: {' '.join(command)}\n{tail}")
 
 
+POOL = "16384"
+"""Tokens of a server's pool: the default would take gigabytes, and tests run beside each other."""
+
+
 def launch(*flags: str, **extra: str) -> Server:
     """`launch.py` with flags, on a free port; without a stop message unless one is given, so that ends are short."""
     port = free_port()
     if "--think-message" not in flags:
         flags = ("--think-message", "", *flags)
+    if "--max-total-tokens" not in flags:
+        flags = ("--max-total-tokens", POOL, *flags)
     return start([sys.executable, "launch.py", "--port", str(port), *flags], port, **extra)
 
 
 def stock(*flags: str, **extra: str) -> Server:
-    """sglang as published, without the plugin, on the same CPU engine; its pool would else take most of the memory."""
+    """sglang as published, without the plugin, on the same CPU engine."""
     port = free_port()
     if "--max-total-tokens" not in flags:
-        flags = ("--max-total-tokens", "16384", *flags)
+        flags = ("--max-total-tokens", POOL, *flags)
     if "--sleep-on-idle" not in flags:
         flags = ("--sleep-on-idle", *flags)
     code = ("import sglang_ext, sys\nif __name__ == '__main__':\n"
