@@ -15,7 +15,7 @@ from typing import Any
 
 from .errors import BenchError
 
-COMMANDS = ("budget", "overhead", "double-query", "accuracy")
+COMMANDS = ("budget", "overhead", "uag", "double-query", "accuracy")
 NEEDED = ("matplotlib", "jinja2", "scipy", "aiohttp")
 USAGE, FAILED, INTERRUPTED = 2, 1, 130
 
@@ -67,6 +67,7 @@ def _measure(args: argparse.Namespace, argv: list[str]) -> int:
     for name, value in (module.QUICK if args.quick else module.FULL).items():
         if getattr(args, name) is None:
             setattr(args, name, value)
+    module.check(args)
     folder = args.out or Path("bench-results") / f"{args.command}-{datetime.now():%Y%m%d-%H%M%S}"
     flags = {name: value for name, value in vars(args).items() if name not in ("command", "out", "api_key")}
     run = Run.create(folder, args.command, _without_key(argv), flags)

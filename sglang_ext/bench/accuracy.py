@@ -34,6 +34,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
                         help="requests at a time (default: %(default)s)")
 
 
+def check(args: argparse.Namespace) -> None:
+    """Raise BenchError for values that are not accepted together."""
+    common.tasks(args, 1)
+
+
 def measure(args: argparse.Namespace, record: Run) -> None:
     """Measure, and hand every row to `record`."""
     asked = questions(args.each)

@@ -39,6 +39,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
                         help="requests for each budget (default: 256; quick: 96)")
 
 
+def check(args: argparse.Namespace) -> None:
+    """Raise BenchError for values that are not accepted together."""
+    common.tasks(args, 1)
+
+
 def measure(args: argparse.Namespace, record: Run) -> None:
     """Measure, and hand every row to `record`."""
     tasks = common.tasks(args, args.requests)

@@ -50,17 +50,21 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
                         help="what --url speaks (default: %(default)s)")
 
 
-def measure(args: argparse.Namespace, record: Run) -> None:
-    """Measure, and hand every row to `record`.
-
-    Raises:
-        BenchError: a value does not go with another, or a server did not start.
-    """
+def check(args: argparse.Namespace) -> None:
+    """Raise BenchError for values that are not accepted together."""
     if args.url and not args.tokenizer:
         raise BenchError("--tokenizer: none is given; accepted with --url: the folder of its model's tokenizer")
     if "router" in args.places and not args.url and importlib.util.find_spec("sglang_router") is None:
         raise BenchError("--places: router needs sglang-router; accepted without it: direct, or "
                          "pip install 'sglang-ext[bench]'")
+
+
+def measure(args: argparse.Namespace, record: Run) -> None:
+    """Measure, and hand every row to `record`.
+
+    Raises:
+        BenchError: a server did not start.
+    """
     tasks = common.tasks(args, args.requests)
     with _places(args, record) as (places, workers):
         for name, endpoint in places.items():

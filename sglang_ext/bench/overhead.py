@@ -17,7 +17,7 @@ from .errors import BenchError
 from .load import OURS, merged
 from .models import Served, resolve
 from .options import choices, spelled, whole
-from .processor import markers_of, processor_text
+from .processor import Markers, markers_of, processor_text
 from .record import Record, Run
 from .report import Page, Plot, Table
 from .workload import thoughtful
@@ -50,8 +50,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """Flags of this command."""
     common.add_server_flags(parser)
     parser.add_argument("--kinds", type=choices(PLUGIN, OUR, PROCESSOR, STRICT), metavar="K,K,...",
-                        default=[PLUGIN, OUR, PROCESSOR, STRICT],
-                        help=f"what is compared with nothing (default: {PLUGIN},{OUR},{PROCESSOR},{STRICT})")
+                        help=f"what is compared with nothing (default: {PLUGIN},{OUR},{PROCESSOR}, and {STRICT} on a "
+                        "GPU: sglang's mask for it has no CPU path)")
     parser.add_argument("--batch", type=whole(1), default=16, metavar="N", help="requests at a time (%(default)s)")
     parser.add_argument("--new", type=whole(2), default=320, metavar="N", help="tokens of a response (%(default)s)")
     parser.add_argument("--budget", type=whole(1), default=256, metavar="N", help="tokens of thinking (%(default)s)")
@@ -63,14 +63,18 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=whole(0), default=0, metavar="N", help="of the questions (%(default)s)")
 
 
+def check(args: argparse.Namespace) -> None:
+    """Raise BenchError for values that are not accepted together."""
+    if args.budget >= args.new:
+        raise BenchError(f"--budget: {args.budget} is out of range; accepted: 1 to {args.new - 1}, below --new")
+
+
 def measure(args: argparse.Namespace, record: Run) -> None:
     """Measure, and hand every row to `record`.
 
     Raises:
-        BenchError: a value does not go with another, a server failed, or a budget was not enforced.
+        BenchError: a kind cannot be had, a server failed, or a budget was not enforced.
     """
-    if args.budget >= args.new:
-        raise BenchError(f"--budget: {args.budget} is out of range; accepted: 1 to {args.new - 1}, below --new")
     plan = _peer(args) if args.url else _plan(args)
     questions = thoughtful(args.batch, f"overhead {args.seed}")
     with ExitStack() as stack:
@@ -111,25 +115,38 @@ def _turns(args: argparse.Namespace, record: Run, number: int, url: str,
 def _plan(args: argparse.Namespace) -> Plan:
     served = resolve(args.demo, args.model_path, args.server_flags)
     markers = markers_of(served.path)
-    if markers is None and {PROCESSOR, STRICT} & set(args.kinds):
-        raise BenchError(f"--kinds: {','.join(args.kinds)} on {served.path.name}: sglang's own ways need <think> and "
-                         f"</think> as one token each, and its tokenizer has none; accepted with it: {PLUGIN},{OUR}")
+    kinds = _kinds(args.kinds, served, markers)
     base = {"model": served.name, "temperature": 0, "max_tokens": args.new, "ignore_eos": True}
     if markers is not None:  # so that nobody ends the thinking before the budget does
         base["logit_bias"] = {str(markers.end): -100}
     budget = {"custom_params": {"thinking_budget": args.budget}}
     plan: Plan = {NOTHING: (_starter("stock", NOTHING, served, base), [Load(NOTHING)])}
     ours = [Load(name, extra) for name, extra in ((PLUGIN, {}), (OUR, {OURS: {"max_tokens": args.budget,
-                                                                              "message": ""}})) if name in args.kinds]
+                                                                              "message": ""}})) if name in kinds]
     if ours:
         plan["plugin"] = (_starter("ours", "plugin", served, base), ours)
-    if PROCESSOR in args.kinds and markers is not None:
+    if PROCESSOR in kinds and markers is not None:
         extra = {**budget, "custom_logit_processor": processor_text(markers)}
         plan[PROCESSOR] = (_starter("stock", PROCESSOR, served, base, "--enable-custom-logit-processor"),
                            [Load(PROCESSOR, extra)])
-    if STRICT in args.kinds:
+    if STRICT in kinds:
         plan[STRICT] = (_starter("stock", STRICT, served, base, "--enable-strict-thinking"), [Load(STRICT, budget)])
     return plan
+
+
+def _kinds(asked: list[str] | None, served: Served, markers: Markers | None) -> list[str]:
+    """What is measured; without a wish, all that the model and the machine allow."""
+    refused = {}
+    if markers is None:
+        refused = dict.fromkeys((PROCESSOR, STRICT), f"<think> and </think> are not one token each in the tokenizer of "
+                                                     f"{served.path.name}")
+    if served.on_cpu:
+        refused[STRICT] = "sglang's mask for it (xgrammar) has no CPU path"
+    possible = [kind for kind in (PLUGIN, OUR, PROCESSOR, STRICT) if kind not in refused]
+    for kind in asked or ():
+        if kind in refused:
+            raise BenchError(f"--kinds: {kind} cannot be had: {refused[kind]}; accepted here: {','.join(possible)}")
+    return asked or possible
 
 
 def _starter(kind: servers.Kind, name: str, served: Served, base: dict[str, Any], *flags: str) -> Start:

@@ -1,0 +1,141 @@
+"""`uag`: drafts of another tokenizer against no speculation, NGRAM, and transformers' assisted generation."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm  # type: ignore[import-untyped]
+
+from ..uag.train_draft_prompts import KINDS, PromptMaker
+from . import common, servers
+from .batch import send
+from .errors import BenchError
+from .models import Served, resolve
+from .options import choices, whole, wholes
+from .record import Run
+from .uag_page import HF, HF_ASSISTED, HF_PLAIN, PLAIN, REPORT, page
+
+__all__ = ["FULL", "HELP", "QUICK", "add_flags", "check", "measure", "page"]
+
+HELP = "draft pairs against no speculation, NGRAM and transformers' assisted generation"
+QUICK = {"batches": [1, 4], "repeats": 1, "new": 48}
+FULL = {"batches": [1, 2, 4, 8, 16], "repeats": 3, "new": 128}
+NGRAM, UAG = "ngram", "uag"
+WAYS = (PLAIN, NGRAM, UAG, HF)
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Flags of this command."""
+    common.add_server_flags(parser, demo="smollm2")
+    parser.add_argument("--draft", action="append", default=[], metavar="D",
+                        help="folder of a draft model; may be given more than once, each is a pair with the model")
+    parser.add_argument("--ways", type=choices(*WAYS), metavar="W,W,...", default=list(WAYS),
+                        help=f"what is measured (default: {','.join(WAYS)})")
+    parser.add_argument("--draft-tokens", type=whole(2), default=8, metavar="K",
+                        help="positions of a verification (default: %(default)s)")
+    parser.add_argument("--batches", type=wholes(1), metavar="N,N,...", help="requests at a time (default: 1 to 16)")
+    parser.add_argument("--new", type=whole(2), metavar="N", help="tokens of a response (128; quick: 48)")
+    parser.add_argument("--repeats", type=whole(1), metavar="N", help="loads of each size, after one to warm up (3)")
+    parser.add_argument("--seed", type=whole(0), default=0, metavar="N", help="of the prompts (default: %(default)s)")
+
+
+def check(args: argparse.Namespace) -> None:
+    """Raise BenchError for values that are not accepted together."""
+    if {UAG, HF} & set(args.ways) and not args.draft and not args.url:
+        raise BenchError(f"--draft: none is given; accepted with --ways {','.join(args.ways)}: the folder of a draft "
+                         f"model. Without one: --ways {PLAIN},{NGRAM}")
+    for draft in args.draft:
+        if not (Path(draft) / "config.json").is_file():
+            raise BenchError(f"--draft: {draft!r} has no config.json; accepted: the folder of a model")
+
+
+def measure(args: argparse.Namespace, record: Run) -> None:
+    """Measure, and hand every row to `record`.
+
+    Raises:
+        BenchError: a server failed.
+    """
+    if args.url:
+        record.server("server", "", servers.facts(args.url))
+        _batches(args, record, args.url, "server", _prompts(args, None))
+        return
+    served = resolve(args.demo, args.model_path, args.server_flags)
+    prompts = _prompts(args, served)
+    for name, flags in plan(args).items():
+        with servers.serving("ours", [*served.flags, *flags], record.log(name.replace(" ", "-"))) as server:
+            record.server(name, server.command, servers.facts(server.url))
+            _batches(args, record, server.url, name, prompts)
+    if HF in args.ways:
+        _transformers(args, record, served, prompts)
+
+
+def plan(args: argparse.Namespace) -> dict[str, list[str]]:
+    """Flags of each server, by the name of what it does."""
+    width = ["--speculative-num-draft-tokens", str(args.draft_tokens)]
+    out: dict[str, list[str]] = {PLAIN: []} if PLAIN in args.ways else {}
+    if NGRAM in args.ways:
+        out[NGRAM] = ["--speculative-algorithm", "NGRAM", *width]
+    if UAG in args.ways:
+        out |= {_pair(UAG, draft): ["--speculative-algorithm", "UAG", "--speculative-draft-model-path", draft, *width]
+                for draft in args.draft}
+    return out
+
+
+def _pair(way: str, draft: str) -> str:
+    return f"{way} {Path(draft).name}"
+
+
+def _prompts(args: argparse.Namespace, served: Served | None) -> list[tuple[str, str]]:
+    """Kind and text of each prompt, all kinds in turn, in the model's template where its tokenizer is at hand."""
+    tokenizer = None
+    if served is not None:
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(served.path)
+    maker = PromptMaker(args.seed, held_out=True)
+    made = [(kind, maker.make(kind)) for i in range(max(args.batches)) for kind in KINDS]
+    return [(kind, prompt.render(tokenizer) if tokenizer else prompt.text) for kind, prompt in made]
+
+
+def _batches(args: argparse.Namespace, record: Run, url: str, way: str, prompts: list[tuple[str, str]]) -> None:
+    """All prompts in batches of every size, as many times as there are repeats."""
+    params = {"temperature": 0, "max_new_tokens": args.new, "ignore_eos": True}
+    with tqdm(total=len(args.batches) * (args.repeats + 1), desc=way, unit="load") as bar:
+        for size in args.batches:
+            for repeat in range(args.repeats + 1):
+                for first in range(0, len(KINDS) * size, size):
+                    part = [prompts[i] for i in range(first, first + size)]
+                    done = send(url + "/generate", [{"text": text, "sampling_params": params} for _, text in part])
+                    if repeat:
+                        record.add("batch", way=way, size=size, repeat=repeat, seconds=done.seconds,
+                                   responses=[_response(kind, text, reply) for (kind, text), reply
+                                              in zip(part, done.responses, strict=True)])
+                bar.update()
+
+
+def _response(kind: str, prompt: str, reply: Mapping[str, Any]) -> dict[str, Any]:
+    meta = reply["meta_info"]
+    spec = {name: value for name, value in meta.items() if name.startswith("spec_")}
+    return {"kind": kind, "prompt": prompt, "text": reply["text"], "tokens": meta["completion_tokens"], **spec,
+            **({REPORT: meta[REPORT]} if REPORT in meta else {})}
+
+
+def _transformers(args: argparse.Namespace, record: Run, served: Served, prompts: list[tuple[str, str]]) -> None:
+    """One prompt at a time: assisted generation with another tokenizer takes no more."""
+    from .assisted import Assisted
+
+    first = prompts[: len(KINDS)]
+    for name, draft in ((HF_PLAIN, None), *((_pair(HF_ASSISTED, d), d) for d in args.draft)):
+        model = Assisted.load(str(served.path), draft, args.draft_tokens)
+        with tqdm(total=(args.repeats + 1) * len(first), desc=name, unit="prompt") as bar:
+            for repeat in range(args.repeats + 1):
+                for kind, text in first:
+                    made = model.generate(text, args.new)
+                    if repeat:
+                        record.add("batch", way=name, size=1, repeat=repeat, seconds=made.seconds, responses=[
+                            {"kind": kind, "prompt": text, "text": made.text, "tokens": made.tokens,
+                             "spec_verify_ct": made.forwards if draft else None}])
+                    bar.update()

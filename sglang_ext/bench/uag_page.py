@@ -1,0 +1,162 @@
+"""What `uag` makes of its rows."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from . import plots, stats
+from .record import Record
+from .report import Page, Plot, Table
+
+PLAIN, HF = "plain", "transformers"
+HF_PLAIN, HF_ASSISTED = f"{HF} plain", f"{HF} assisted"
+REPORT = "uag"
+"""Key of `meta_info` under which a server with a draft of another tokenizer tells what it did."""
+
+
+def by_position(histogram: Sequence[int]) -> list[float]:
+    """Share of the rounds that accepted a draft at least up to each position, the first one first.
+
+    Args:
+        histogram: rounds by how many draft tokens were right, none first.
+    """
+    rounds = sum(histogram)
+    return [sum(histogram[position:]) / rounds for position in range(1, len(histogram))] if rounds else []
+
+
+def added(histograms: Iterable[Sequence[int]]) -> list[int]:
+    """Histograms of different lengths, summed."""
+    total: list[int] = []
+    for histogram in histograms:
+        total += [0] * (len(histogram) - len(total))
+        total = [t + (histogram[i] if i < len(histogram) else 0) for i, t in enumerate(total)]
+    return total
+
+
+def told(reports: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """Numbers of reports, summed; those of an object inside are named `object.number`."""
+    total: Counter[str] = Counter()
+    for report in reports:
+        for name, value in report.items():
+            if isinstance(value, Mapping):
+                total.update({f"{name}.{key}": n for key, n in value.items() if isinstance(n, int | float)})
+            elif isinstance(value, int | float) and not isinstance(value, bool):
+                total[name] += value
+    return dict(total)
+
+
+def numbers(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Figures of each way, by size of the batch."""
+    plain = {r["prompt"]: r["text"] for row in rows if row["way"] == PLAIN for r in row["responses"]}
+    out: dict[str, Any] = {}
+    for way in dict.fromkeys(row["way"] for row in rows):
+        mine = [row for row in rows if row["way"] == way]
+        responses = [r for row in mine for r in row["responses"]]
+        rounds = sum(r.get("spec_verify_ct") or 0 for r in responses)
+        histogram = added(r.get("spec_correct_drafts_histogram") or () for r in responses)
+        compared = [r["text"] == plain[r["prompt"]] for r in responses if r["prompt"] in plain]
+        out[way] = {
+            "tokens_per_second": {size: _speed([r for r in mine if r["size"] == size])
+                                  for size in sorted({row["size"] for row in mine})},
+            "accept_length": sum(r["tokens"] for r in responses) / rounds if rounds else None,
+            "accept_length_by_kind": {kind: _accept_length([r for r in responses if r["kind"] == kind])
+                                      for kind in dict.fromkeys(r["kind"] for r in responses)} if rounds else {},
+            "by_position": by_position(histogram), "rounds": rounds, "tokens": sum(r["tokens"] for r in responses),
+            "seconds": sum(row["seconds"] for row in mine), "as_plain": stats.mean(map(float, compared)),
+            "told": told(r[REPORT] for r in responses if r.get(REPORT))}
+    return out
+
+
+def _speed(rows: Sequence[Mapping[str, Any]]) -> float:
+    """Median over the repeats of tokens a second over all batches of one."""
+    repeats = {row["repeat"] for row in rows}
+    return statistics.median(sum(r["tokens"] for row in rows if row["repeat"] == n for r in row["responses"])
+                             / sum(row["seconds"] for row in rows if row["repeat"] == n) for n in repeats)
+
+
+def _accept_length(responses: Sequence[Mapping[str, Any]]) -> float | None:
+    rounds = sum(r.get("spec_verify_ct") or 0 for r in responses)
+    return sum(r["tokens"] for r in responses) / rounds if rounds else None
+
+
+def base_of(way: str) -> str:
+    """What a way's speed is compared with."""
+    return HF_PLAIN if way.startswith(HF) else PLAIN
+
+
+def page(record: Record) -> Page:
+    """The report."""
+    found = numbers(record.of("batch"))
+    flags = record.run["flags"]
+    for way, values in found.items():
+        base = found.get(base_of(way), {}).get("tokens_per_second", {})
+        values["speed_up"] = {size: speed / base[size] for size, speed in values["tokens_per_second"].items()
+                              if size in base and way != base_of(way)}
+    out = Page("Drafts of another tokenizer",
+               f"Greedy responses of {flags['new']} tokens, verified {flags['draft_tokens']} positions at a time. "
+               "Speed is compared with no speculation: sglang's with sglang's, transformers' with transformers'.",
+               {"ways": found})
+    sizes = sorted({size for v in found.values() for size in v["tokens_per_second"]})
+    if found:
+        out.plots.append(_by_size(found, sizes, "tokens_per_second", "speed", "Throughput", "tokens a second"))
+    if any(v["speed_up"] for v in found.values()):
+        sped = {way: v for way, v in found.items() if v["speed_up"]}
+        out.plots.append(_by_size(sped, sizes, "speed_up", "speed-up", "Speed-up by batch size",
+                                  "times no speculation"))
+    if any(v["by_position"] for v in found.values()):
+        out.plots.append(_positions({way: v["by_position"] for way, v in found.items() if v["by_position"]}))
+    if any(v["accept_length_by_kind"] for v in found.values()):
+        out.plots.append(_kinds({way: v["accept_length_by_kind"] for way, v in found.items()
+                                 if v["accept_length_by_kind"]}))
+    out.tables += _tables(found, sizes)
+    return out
+
+
+def _by_size(found: dict[str, Any], sizes: list[int], key: str, name: str, title: str, unit: str) -> Plot:
+    figure, (axes,) = plots.panels()
+    plots.lines(axes, {way: [v[key].get(size) for size in sizes] for way, v in found.items()})
+    plots.label(axes, "requests at a time", unit, [str(size) for size in sizes])
+    plots.legend(figure, axes, 3)
+    return Plot(name, title, figure)
+
+
+def _positions(shares: dict[str, list[float]]) -> Plot:
+    figure, (axes,) = plots.panels()
+    most = max(map(len, shares.values()))
+    plots.lines(axes, {way: [100 * s for s in of] + [None] * (most - len(of)) for way, of in shares.items()})
+    plots.label(axes, "position in the draft", "% of the rounds", [str(i + 1) for i in range(most)])
+    plots.legend(figure, axes, 3)
+    return Plot("positions", "Accepted at least up to a position", figure,
+                "A round without a draft counts as one that accepted nothing.")
+
+
+def _kinds(lengths: dict[str, dict[str, float | None]]) -> Plot:
+    figure, (axes,) = plots.panels()
+    kinds = list(next(iter(lengths.values())))
+    plots.bars(axes, {way: [of.get(kind) for kind in kinds] for way, of in lengths.items()})
+    plots.label(axes, "kind of prompt", "tokens a round", kinds)
+    plots.legend(figure, axes, 3)
+    return Plot("kinds", "Accept length by kind of prompt", figure,
+                "Tokens that one forward pass of the model confirms, its own included: 1 is no gain.")
+
+
+def _tables(found: dict[str, Any], sizes: list[int]) -> list[Table]:
+    out = [Table("Every way", ["way", *(f"tokens/s at {size}" for size in sizes),
+                               *(f"speed-up at {size}" for size in sizes), "accept length", "text as plain's"],
+                 [[way, *(v["tokens_per_second"].get(s) for s in sizes), *(v["speed_up"].get(s) for s in sizes),
+                   v["accept_length"], None if v["as_plain"] is None else f"{v['as_plain']:.0%}"]
+                  for way, v in found.items()],
+                 "A text may differ from that without speculation where two logits are about equal: the order of sums "
+                 "in a batch then decides.")]
+    reports = {way: v for way, v in found.items() if v["told"]}
+    if reports:
+        names = list(dict.fromkeys(name for v in reports.values() for name in v["told"]))
+        out.append(Table("Where the time goes, as the server tells",
+                         ["number", *(f"{way}, a round" for way in reports)],
+                         [[name, *(v["told"].get(name, 0) / max(v["rounds"], 1) for v in reports.values())]
+                          for name in names],
+                         "Sums over all responses, divided by their rounds of verification."))
+    return out
