@@ -5,7 +5,8 @@
 Two servers of the demo model in bfloat16 run side by side, ours and sglang as published; the kinds of load alternate,
 and the figure is the ratio of each to the unbudgeted load on the same server, round by round. Every budgeted response
 is checked before its time counts. With --native our server has sglang's own attention too, and a further figure is what
-the plugin costs requests without a budget. Appends to benchmarks/results/budget_overhead.jsonl.
+the plugin costs requests without a budget. Appends to benchmarks/results/budget_overhead.jsonl. For every way of sglang
+and a model with markers of its own: `python -m sglang_ext.bench overhead`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import argparse
 import datetime
 import json
 import os
-import platform
 import signal
 import statistics
 import sys
@@ -28,23 +28,18 @@ import servers
 from tqdm import tqdm
 from transformers import AutoTokenizer
 
+from sglang_ext.bench.processor import Markers, processor_text
+from sglang_ext.bench.record import cpu_name
+from sglang_ext.bench.stats import spread
 from sglang_ext.demo.smollm2 import smollm2
 
 RESULTS = Path(__file__).parent / "results" / "budget_overhead.jsonl"
 COMMON = ("--dtype", "bfloat16", "--max-total-tokens", "16384", "--disable-radix-cache", "--sleep-on-idle")
 
 
-def stock_processor() -> str:
-    """sglang's ThinkingBudgetLogitProcessor with the demo model's ids, as a client sends it. Its marker is one id; the
-    demo model has none that fits, so it watches two ids that the model's text does not hold."""
-    from sglang.srt.sampling.custom_logit_processor import ThinkingBudgetLogitProcessor
-
-    class DemoBudget(ThinkingBudgetLogitProcessor):
-        THINKING_START_TOKEN_ID = 3
-        THINKING_END_TOKEN_ID = 4
-        NEW_LINE_TOKEN_ID = 198
-
-    return str(DemoBudget().to_str())
+MARKERS = Markers(start=3, end=4, line_break=198)
+"""sglang's processor knows markers that are one id. The demo model has none that fits, so it watches two ids that the
+model's text does not hold."""
 
 
 def bodies(args: argparse.Namespace, kind: str, processor: str) -> list[dict[str, Any]]:
@@ -87,7 +82,7 @@ def main() -> None:
     parser.add_argument("--native", action="store_true", help="sglang's own CPU attention on our server too")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the servers are ended
-    processor = stock_processor()
+    processor = processor_text(MARKERS)
     backend = ("--attention-backend", "torch_native")
     ours = servers.launch(*COMMON, *(backend if args.native else ()))
     try:
@@ -125,19 +120,13 @@ def report(args: argparse.Namespace, speeds: dict[str, list[float]]) -> None:
     if args.native:
         pairs.append(("nobody", "processor off"))
     for kind, base in pairs:
-        ratios = sorted(a / b for a, b in zip(speeds[kind], speeds[base], strict=True))
+        ratios = spread([a / b for a, b in zip(speeds[kind], speeds[base], strict=True)])
         name = "plugin ratio" if kind == "nobody" else f"{kind} ratio"
-        record[name] = {"median": round(statistics.median(ratios), 3), "least": round(ratios[0], 3),
-                        "most": round(ratios[-1], 3)}
+        record[name] = {key: round(ratios[key], 3) for key in ("median", "least", "most")}
     print(json.dumps(record, indent=1))
     RESULTS.parent.mkdir(exist_ok=True)
     with RESULTS.open("a") as file:
         file.write(json.dumps(record) + "\n")
-
-
-def cpu_name() -> str:
-    lines = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
-    return lines[0].split(": ", 1)[1] if lines else platform.machine()
 
 
 if __name__ == "__main__":

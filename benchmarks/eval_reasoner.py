@@ -13,7 +13,6 @@ import argparse
 import datetime
 import json
 import os
-import platform
 import signal
 import statistics
 import sys
@@ -23,7 +22,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from random import Random
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
@@ -31,8 +29,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 import servers
 from tqdm import tqdm
 
+from sglang_ext.bench.record import cpu_name
+from sglang_ext.bench.workload import chance, questions
 from sglang_ext.demo.reasoner.messages import QWEN
-from sglang_ext.demo.reasoner.tasks import KINDS, MOST_TERMS, SERIAL, THOUGHTFUL, Question, make_question
+from sglang_ext.demo.reasoner.tasks import KINDS, SERIAL, Question
 
 RESULTS = Path(__file__).parent / "results" / "reasoner_eval.jsonl"
 BUDGETS = (0, 8, 16, 24, 32, 48, 64, 80, 96, 128)
@@ -52,13 +52,6 @@ class Reply:
     outcome: str
     tokens: int
     ended: bool
-
-
-def questions(each: int) -> list[Question]:
-    """`each` questions of every kind with thinking, of at least three numbers, and a third of the others."""
-    rng = Random("evaluation")
-    return [make_question(rng, kind, rng.randint(3, MOST_TERMS)) for kind in KINDS
-            for _ in range(each if kind in THOUGHTFUL else each // 3)]
 
 
 def ask(server: servers.Server, question: Question, budget: int, message: str) -> Reply:
@@ -86,12 +79,6 @@ def lengths(replies: Sequence[Reply]) -> dict[str, list[float]]:
     """Least, mean and most tokens of a thinking that nobody cut, by kind."""
     tokens = {kind: [r.tokens for r in replies if r.kind == kind] for kind in KINDS}
     return {kind: [min(t), round(statistics.mean(t), 1), max(t)] for kind, t in tokens.items()}
-
-
-def chance(asked: Sequence[Question]) -> float:
-    """How often the commonest of all totals is right."""
-    totals = Counter(q.answer for q in asked if q.kind in SERIAL)
-    return round(max(totals.values()) / totals.total(), 3)
 
 
 def checks(record: dict[str, Any]) -> dict[str, bool]:
@@ -125,11 +112,6 @@ def measure(server: servers.Server, each: int, batch: int) -> dict[str, Any]:
             else:
                 record["runs"].append({"message": message, "budget": budget, **summary(replies)})
     return record
-
-
-def cpu_name() -> str:
-    lines = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
-    return lines[0].split(": ", 1)[1] if lines else platform.machine()
 
 
 def main() -> int:
