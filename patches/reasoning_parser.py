@@ -9,8 +9,8 @@ from sglang_ext.budget.markers import ParserMarkers
 from sglang_ext.budget.service import build, refusing
 from sglang_ext.config import Settings
 
-SPECULATION = ("EAGLE", "EAGLE3", "NEXTN", "FROZEN_KV_MTP", "STANDALONE", "NGRAM", "UNO")
-"""Algorithms that verify with `eagle_sample`."""
+SPECULATION = ("EAGLE", "EAGLE3", "NEXTN", "FROZEN_KV_MTP", "STANDALONE", "NGRAM", "UNO", "UAG")
+"""Algorithms that verify with `eagle_sample`, and ours."""
 
 
 def parser_markers(tokenizer: Any) -> ParserMarkers | None:

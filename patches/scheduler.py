@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 from sglang_ext.budget import service
-from sglang_ext.budget.admission import RequestRow
+from sglang_ext.budget.admission import Outlook, RequestRow
 from sglang_ext.budget.contract import BudgetError, ThinkBudget, spellings
 from sglang_ext.budget.results import ReasoningCounter
 
@@ -43,6 +43,10 @@ class Thinking:
         """Note the words after an output that ended within a step."""
         if self._row is not None:
             self._row.note(service.current().rebuilt(self._row, output), len(output))
+
+    def outlook(self, output: Sequence[int]) -> Outlook | None:
+        """What the budget does after this output; None before the first prefill."""
+        return None if self._row is None else service.current().outlook(self._row, output)
 
     def result(self) -> dict[str, Any]:
         """The request's `think` object; of one that ended before its first prefill, all zero."""

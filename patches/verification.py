@@ -19,7 +19,7 @@ from .sampling import report_words
 
 
 @dataclass(frozen=True)
-class _Verification:
+class Verification:
     """One verification of a batch's drafts; stands for sglang's grammar mask.
 
     Attributes:
@@ -38,7 +38,19 @@ class _Verification:
     nodes: torch.Tensor
 
     @classmethod
-    def of(cls, device: ThinkDevice, verify_input: Any, batch: Any, grammar_mask: Any) -> _Verification:
+    def begin(cls, verify_input: Any, batch: Any, grammar_mask: Any = None) -> Verification | None:
+        """The budget's part in a verification; None where nobody in the batch has a budget."""
+        device: ThinkDevice | None = getattr(batch.req_to_token_pool, "think_device", None)
+        budgeted = device is not None and any(getattr(req, "think", None) is not None for req in batch.reqs)
+        if device is None or not budgeted or batch.forward_mode.is_idle():
+            return None
+        staged = arrivals(batch, device) if device.receives else None
+        if staged is not None:
+            staged.flush(device)
+        return cls.of(device, verify_input, batch, grammar_mask)
+
+    @classmethod
+    def of(cls, device: ThinkDevice, verify_input: Any, batch: Any, grammar_mask: Any) -> Verification:
         draft = verify_input.draft_token.reshape(len(batch.seq_lens), verify_input.draft_token_num).contiguous()
         chain = verify_input.tree_topk == 1
         parents = None if chain else parents_of(verify_input.retrieve_next_token, verify_input.retrieve_next_sibling)
@@ -75,15 +87,10 @@ class _Verification:
 
 def eagle_sample(original: Callable[..., Any], verify_input: Any, batch: Any, logits_output: Any,
                  grammar_mask: Any = None, *args: Any, **kwargs: Any) -> Any:
-    device: ThinkDevice | None = getattr(batch.req_to_token_pool, "think_device", None)
-    budgeted = device is not None and any(getattr(req, "think", None) is not None for req in batch.reqs)
-    if device is None or not budgeted or batch.forward_mode.is_idle():
+    step = Verification.begin(verify_input, batch, grammar_mask)
+    if step is None:
         return original(verify_input, batch, logits_output, grammar_mask, *args, **kwargs)
-    staged = arrivals(batch, device) if device.receives else None
-    if staged is not None:
-        staged.flush(device)
-    step = _Verification.of(device, verify_input, batch, grammar_mask)
     sampled = original(verify_input, batch, logits_output, step, *args, **kwargs)
     predict, accept_lens, accept_index = step.commit(*sampled)
-    report_words(logits_output, device, step.rows, accept_lens)
+    report_words(logits_output, step.device, step.rows, accept_lens)
     return predict, accept_lens, accept_index

@@ -59,6 +59,10 @@ class Settings:
         None, str, "TEXT", "marker that opens thinking (default: the reasoning parser's, else the tokenizer's)"
     )
     think_end: str | None = _setting(None, str, "TEXT", "marker that ends thinking; goes with --think-start")
+    uag_map: str = _setting(
+        "", str, "FILE", "special tokens of target and draft that mean the same, for --speculative-algorithm UAG: a "
+        'JSON object, target token to draft token, or to "" for none (default: by name and role)'
+    )
 
     def __post_init__(self) -> None:
         if (self.think_start is None) != (self.think_end is None):

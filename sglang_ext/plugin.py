@@ -11,9 +11,11 @@ def register() -> None:
     from sglang_ext.config import SettingsError
     from sglang_ext.patches import register_all
     from sglang_ext.patches.registry import HookError
+    from sglang_ext.uag import algorithm
 
     try:
         register_all()
+        algorithm.register()
         if cpu.wanted():
             cpu.register_attention()
     except (HookError, SettingsError) as error:

@@ -21,7 +21,7 @@ from .kernels.layout import (
     Outcome,
     Word,
 )
-from .kernels.reference import advance_row, arm, lookup
+from .kernels.reference import advance_row, arm, lookup, tokens_left
 
 UNKNOWN_MARKERS = ("this model's thinking markers are unknown (the server can be told with --reasoning-parser, or "
                    "--think-start and --think-end)")
@@ -78,6 +78,45 @@ class RequestRow:
             "forced_tokens": words[Word.FORCED],
             "outcome": Outcome(words[Word.OUTCOME]).name.lower(),
         }
+
+
+@dataclass
+class Outlook:
+    """What a request's budget will do with what comes next, as far as the host can tell.
+
+    Attributes:
+        words: [WORDS], free of a slot, after the output so far.
+        program: shared sequences, then the request's own.
+    """
+
+    words: list[int]
+    program: Sequence[int]
+    automaton: Automaton
+
+    @property
+    def left(self) -> int | None:
+        """How many tokens the model can choose before the wall; None: no wall is ahead."""
+        return tokens_left(self.words) if self.words[Word.AUTO] & INSIDE else None
+
+    def complete(self, draft: Sequence[int], most: int) -> list[int]:
+        """A draft as it can stand in the output: where the budget forces ids, these.
+
+        Args:
+            draft: ids that the model may write next.
+            most: ids wanted at most.
+        """
+        words, stands, follows = list(self.words), [], True
+        for place in range(most):
+            follows = follows and place < len(draft)
+            if words[Word.CURSOR] != NOT_FORCING:
+                token = self.program[words[Word.CURSOR]]
+            elif follows:
+                token = draft[place]
+            else:
+                break
+            stands.append(advance_row(int(token), words, self.program, self.automaton))
+            follows = follows and stands[-1] == draft[place]
+        return stands
 
 
 class Admission:
@@ -235,6 +274,10 @@ class Admission:
 
         A replay cannot tell an EOS that was replaced by the end marker from an end that the model wrote.
         """
+        return self.outlook(row, output).words
+
+    def outlook(self, row: RequestRow, output: Sequence[int]) -> Outlook:
+        """What the row does after `output`; see `rebuilt`."""
         assert self.automaton is not None
         words, since = list(row.words), 0
         if row.latest and row.latest_length <= len(output):
@@ -242,7 +285,7 @@ class Admission:
         program = [*self.automaton.program, *row.program]
         for token in output[since:]:
             advance_row(int(token), words, program, self.automaton)
-        return words
+        return Outlook(words, program, self.automaton)
 
 
 def prompt_word(automaton: Automaton, prompt: Sequence[int]) -> int:

@@ -1,0 +1,100 @@
+"""`UAG` as a speculative algorithm of sglang, through its registry."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+NAME = "UAG"
+OVERLAP_VARIABLE = "SGLANG_EXT_UAG_OVERLAP"
+"""On a CPU nothing overlaps, and a request that ended runs one more round; 1 keeps overlap scheduling on there."""
+DRAFT_TOKENS = 8
+MAX_DRAFT_TOKENS = 64
+RUNNING_REQUESTS = 48  # sglang's own default for speculative decoding
+
+
+def register() -> None:
+    """Make `--speculative-algorithm UAG` known in this process."""
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+    from sglang.srt.speculative.spec_registry import get_spec
+
+    if get_spec(NAME) is None:
+        register_worker = SpeculativeAlgorithm.register(
+            NAME, supports_overlap=True, validate_server_args=refuse_unsupported, spec_class=_algorithm())
+        register_worker(_worker)
+
+
+def _worker(server_args: Any) -> type:
+    from .worker import UagWorker
+
+    return UagWorker
+
+
+def _algorithm() -> type:
+    from sglang.srt.managers.overlap_utils import FutureMap
+    from sglang.srt.speculative.spec_registry import CustomSpecAlgo
+
+    class UagAlgorithm(CustomSpecAlgo):
+        """What sglang asks an algorithm. To the engine it is NGRAM's kin: drafts come from the host, the accepted
+        tokens are handed back to it, and no draft cache follows the target's."""
+
+        def is_ngram(self) -> bool:
+            return True
+
+        def has_draft_kv(self) -> bool:
+            return False
+
+        def carries_draft_hidden_states(self) -> bool:
+            return False
+
+        def need_topk(self) -> bool:
+            return False
+
+        def get_platform_worker_cls(self, *args: Any, **kwargs: Any) -> None:
+            return None
+
+        def create_future_map(self, device: Any, *args: Any, **kwargs: Any) -> FutureMap:
+            return FutureMap(device, self, *args, **kwargs)
+
+        def handle_server_args(self, server_args: Any) -> None:
+            set_defaults(server_args)
+
+    return UagAlgorithm
+
+
+def set_defaults(server_args: Any) -> None:
+    """Complete the server's arguments as sglang does for its own algorithms.
+
+    Raises:
+        ValueError: `--speculative-num-draft-tokens` is out of range.
+    """
+    if server_args.speculative_num_draft_tokens is None:
+        server_args.speculative_num_draft_tokens = DRAFT_TOKENS
+    width = server_args.speculative_num_draft_tokens
+    if not 2 <= width <= MAX_DRAFT_TOKENS:
+        raise ValueError(f"--speculative-num-draft-tokens {width}: accepted with UAG: 2 to {MAX_DRAFT_TOKENS}")
+    server_args.speculative_num_steps = width - 1
+    server_args.speculative_eagle_topk = 1
+    server_args.enable_mixed_chunk = False
+    if server_args.max_running_requests is None:
+        server_args.max_running_requests = RUNNING_REQUESTS
+    if server_args.device == "cpu" and os.environ.get(OVERLAP_VARIABLE) != "1":
+        server_args.disable_overlap_schedule = True
+
+
+def refuse_unsupported(server_args: Any) -> None:
+    """Raises ValueError for a server that could not draft as it should, before anything is loaded."""
+    refused = {
+        "needs --speculative-draft-model-path": not server_args.speculative_draft_model_path,
+        "translates between tokenizers: --skip-tokenizer-init": server_args.skip_tokenizer_init,
+        "is not served with tensor parallelism yet: every rank would choose draft lengths by its own clock (--tp)":
+            server_args.tp_size > 1,
+        "is not served with pipeline parallelism (--pp)": server_args.pp_size > 1,
+        "is not served with data parallel attention": server_args.enable_dp_attention,
+        "is not served with prefill/decode disaggregation": server_args.disaggregation_mode != "null",
+        "is not served with two-batch overlap": server_args.enable_two_batch_overlap,
+        "has a length control of its own: --speculative-adaptive": server_args.speculative_adaptive,
+    }
+    problem = next((text for text, true in refused.items() if true), None)
+    if problem:
+        raise ValueError(f"--speculative-algorithm {NAME} {problem}")

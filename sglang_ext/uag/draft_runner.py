@@ -1,0 +1,225 @@
+"""The draft model in sglang's own model runner, with a KV pool and positions of its own.
+
+Lengths and positions are counted in the draft's tokens, so nothing of the target's pool can be shared. A request's
+place is a row of a private table; the slots it was given stay with it until it leaves, so that going back after a
+rejected draft costs nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from sglang.srt.managers.tp_worker import TpModelWorker
+from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
+from sglang.srt.model_executor.pool_configurator import MemoryPoolConfig
+from sglang.srt.runtime_context import get_schedule
+
+logger = logging.getLogger(__name__)
+GROWTH = 64
+"""Slots that a request is given at a time."""
+
+
+@dataclass
+class DraftRow:
+    """A request's place in the draft's pool.
+
+    Attributes:
+        index: row of the table, from 1 on; row 0 is padding.
+        ids: the tokens whose keys and values are in the pool, in order.
+        slots: the slots it holds, by position; more than `ids`, in whole pages.
+    """
+
+    index: int
+    ids: list[int] = field(default_factory=list)
+    slots: int = 0
+
+
+class DraftRunner:
+    """Forwards of the draft, for many requests at once.
+
+    Args:
+        server_args: the server's.
+        gpu_id, nccl_port: as sglang hands them to a speculative worker.
+        tokens: size of the pool, in the draft's tokens.
+        rows: most requests with a place at once.
+        random_seed: the target's.
+    """
+
+    def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, tokens: int, rows: int,
+                 random_seed: int | None = None) -> None:
+        from sglang.srt.layers.moe.utils import draft_model_build_scope
+        from sglang.srt.runtime_context import attention_backends, get_spec
+
+        backend = get_spec().speculative_draft_attention_backend or attention_backends()[0]
+        with draft_model_build_scope(), _as_served():
+            self._worker = TpModelWorker(server_args=server_args, gpu_id=gpu_id, nccl_port=nccl_port,
+                                         is_draft_worker=True, draft_attention_backend=backend,
+                                         random_seed=random_seed)
+        self.runner = self._worker.model_runner
+        self.device = self.runner.device
+        self.vocab_size: int = self.runner.model_config.vocab_size
+        self.context: int = self.runner.model_config.context_len
+        page = get_schedule().page_size
+        tokens = max(tokens // page, 2) * page
+        self._worker.alloc_memory_pool(memory_pool_config=MemoryPoolConfig(
+            max_total_num_tokens=tokens, max_running_requests=rows, full_max_total_num_tokens=tokens,
+            swa_max_total_num_tokens=tokens))
+        self._allocator = self.runner.token_to_kv_pool_allocator
+        self._table = self.runner.req_to_token_pool.req_to_token
+        self._growth = -(-GROWTH // page) * page
+        self._free = list(range(min(rows, len(self._table) - 1), 0, -1))
+        self.tokens = tokens
+
+    def init_attention_backends(self) -> None:
+        self._worker.init_attention_backends()
+
+    def init_cuda_graphs(self) -> None:
+        """Capture decode steps by batch size, as sglang does for any model that it serves; nothing on the CPU.
+
+        sglang refuses to capture a draft's decode steps, as its own drafts do not decode: from here on the runner is
+        that of a model without speculation.
+        """
+        from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+        self.runner.spec_algorithm = SpeculativeAlgorithm.NONE
+        self._worker.init_cuda_graphs()
+
+    def open(self) -> DraftRow | None:
+        """A place for a request, or None if all are taken."""
+        return DraftRow(self._free.pop()) if self._free else None
+
+    def close(self, row: DraftRow) -> None:
+        """Give a place and its slots back. Only between forwards: whatever still runs may read them."""
+        if row.slots:
+            self._allocator.free(self._table[row.index, : row.slots].to(torch.int64))
+        row.ids, row.slots = [], 0
+        self._free.append(row.index)
+
+    def clear(self, rows: Sequence[DraftRow]) -> None:
+        """Give all places back."""
+        for row in rows:
+            self.close(row)
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request holds a place or a slot."""
+        return self._allocator.available_size() >= self.tokens and len(self._free) >= min(
+            self.runner.max_running_requests, len(self._table) - 1)
+
+    def reserve(self, row: DraftRow, length: int) -> bool:
+        """Make room for `length` tokens; False if the pool is full or the context ends before."""
+        if length > min(self.context, self._table.shape[1]):
+            return False
+        missing = length - row.slots
+        if missing <= 0:
+            return True
+        size = -(-missing // self._growth) * self._growth
+        size = min(size, self._table.shape[1] // self._growth * self._growth - row.slots)
+        slots = self._allocator.alloc(size) if size >= missing else None
+        if slots is None:
+            return False
+        self._table[row.index, row.slots : row.slots + size] = slots.to(self._table.dtype)
+        row.slots += size
+        return True
+
+    def extend(self, rows: Sequence[DraftRow], ids: Sequence[Sequence[int]]) -> torch.Tensor:
+        """Read more tokens of each request; every row has room for them.
+
+        Args:
+            rows: [n].
+            ids: [n], at least one token each; they follow `row.ids`, and are appended to it.
+
+        Returns:
+            [n, vocab] logits after each request's last token.
+        """
+        before, new = [len(row.ids) for row in rows], [len(more) for more in ids]
+        flat = [token for more in ids for token in more]
+        positions = [p for start, count in zip(before, new, strict=True) for p in range(start, start + count)]
+        owner = [row.index for row, count in zip(rows, new, strict=True) for _ in range(count)]
+        sent = _to(self.device, [flat, positions, owner])
+        lens = _to(self.device, [[row.index for row in rows], before, new])
+        starts = torch.cumsum(lens[2], 0) - lens[2]
+        batch = self._batch(ForwardMode.EXTEND, sent[0], lens[0], lens[1] + lens[2], sent[1], owner=sent[2],
+                            lengths=[a + b for a, b in zip(before, new, strict=True)])
+        batch.extend_num_tokens = len(flat)
+        batch.extend_seq_lens, batch.extend_prefix_lens = lens[2].int(), lens[1].int()
+        batch.extend_start_loc = starts.int()
+        batch.extend_seq_lens_cpu, batch.extend_prefix_lens_cpu = new, before
+        batch.extend_logprob_start_lens_cpu = new
+        batch.is_extend_in_batch = True
+        for row, more in zip(rows, ids, strict=True):
+            row.ids += more
+        return self._forward(batch)
+
+    def decode(self, rows: Sequence[DraftRow], tokens: torch.Tensor, steps: int) -> torch.Tensor:
+        """One more token of each request.
+
+        The caller appends the tokens to `row.ids` once they are on the host.
+
+        Args:
+            rows: [n].
+            tokens: [n] int64, the next token of each.
+            steps: how many tokens, since `row.ids`, are in the pool already.
+
+        Returns:
+            [n, vocab] logits.
+        """
+        lengths = [len(row.ids) + steps for row in rows]
+        index, positions = _to(self.device, [[row.index for row in rows], lengths])
+        return self._forward(self._batch(ForwardMode.DECODE, tokens, index, positions + 1, positions, owner=index,
+                                         lengths=[n + 1 for n in lengths]))
+
+    def _batch(self, mode: ForwardMode, ids: torch.Tensor, rows: torch.Tensor, seq_lens: torch.Tensor,
+               positions: torch.Tensor, *, owner: torch.Tensor, lengths: list[int]) -> ForwardBatch:
+        from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+        batch = ForwardBatch(
+            forward_mode=mode, batch_size=len(rows), input_ids=ids, req_pool_indices=rows, seq_lens=seq_lens,
+            out_cache_loc=self._table[owner, positions].to(torch.int64), seq_lens_sum=sum(lengths),
+            orig_seq_lens=seq_lens, seq_lens_cpu=torch.tensor(lengths, dtype=torch.int64), positions=positions,
+            spec_algorithm=SpeculativeAlgorithm.NONE, capture_hidden_mode=CaptureHiddenMode.NULL,
+            return_hidden_states_before_norm=False)
+        if self.runner.model_config.model_is_mrope:
+            batch.mrope_positions = positions.unsqueeze(0).expand(3, -1)
+        self.runner.kv_index_translator.bind_own_plan(batch)
+        return batch
+
+    @torch.no_grad()
+    def _forward(self, batch: ForwardBatch) -> torch.Tensor:
+        return self.runner.forward(batch).logits_output.next_token_logits[: batch.batch_size, : self.vocab_size]
+
+
+def _to(device: Any, lists: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+    """Lists of one length as int64 tensors on a device, in one transfer that nothing waits for."""
+    host = torch.tensor(lists, dtype=torch.int64)
+    if torch.device(device).type == "cuda":
+        host = host.pin_memory()
+    return list(host.to(device, non_blocking=True))
+
+
+@contextmanager
+def _as_served() -> Iterator[None]:
+    """Build the draft as the model that its checkpoint describes. sglang would turn drafts of many families into the
+    multi-token prediction head of a target of the same family, and give them the target's context and overrides."""
+    original = TpModelWorker._init_model_config
+    TpModelWorker._init_model_config = _init_model_config
+    try:
+        yield
+    finally:
+        TpModelWorker._init_model_config = original
+
+
+def _init_model_config(worker: TpModelWorker) -> None:
+    from sglang.srt.arg_groups.overrides import resolving_view
+    from sglang.srt.configs.model_config import ModelConfig
+
+    given = resolving_view(worker.server_args)
+    worker.model_config = ModelConfig(
+        model_path=given.speculative_draft_model_path, revision=given.speculative_draft_model_revision,
+        trust_remote_code=given.trust_remote_code, dtype=given.dtype, model_impl=given.model_impl,
+        quantization=given.speculative_draft_model_quantization, sampling_defaults=given.sampling_defaults)

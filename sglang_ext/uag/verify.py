@@ -1,0 +1,186 @@
+"""Verification: every draft position is sampled with the engine's own sampler, and the matching prefix is kept.
+
+A draft that was translated has no probabilities in the target's tokens: it is a point mass. For a point mass, sampling
+the target's distribution and keeping the draft where it agrees is exact rejection sampling, at any temperature and with
+any truncation (Leviathan et al. 2023, with q = 1 at the draft). So greedy and sampled requests are the same here, and
+CPU and GPU too.
+
+Tensors stay on the batch's device, and nothing here waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+PAD = -1
+
+
+@dataclass(frozen=True)
+class Chains:
+    """The drafts of a batch, padded to one width.
+
+    Attributes:
+        tokens: [n, width] int64; first each request's last confirmed token, then its draft, then PAD.
+        lengths: [n] int64, tokens that are no padding: 1 + drafted.
+        rows: [m] int64, places in the flat [n * width] that are no padding, in order.
+        owners: [m] int64, the request of each.
+    """
+
+    tokens: torch.Tensor
+    lengths: torch.Tensor
+    rows: torch.Tensor
+    owners: torch.Tensor
+
+    @classmethod
+    def of(cls, chains: Sequence[Sequence[int]], width: int, device: torch.device | str) -> Chains:
+        """Lay out chains on the host and send them over in one piece.
+
+        Args:
+            chains: [n], each 1 to `width` ids.
+        """
+        lengths = [len(chain) for chain in chains]
+        flat = [token for chain in chains for token in (*chain, *[PAD] * (width - len(chain)))]
+        rows = [i * width + j for i, length in enumerate(lengths) for j in range(length)]
+        owners = [i for i, length in enumerate(lengths) for _ in range(length)]
+        host = torch.tensor([*flat, *lengths, *rows, *owners], dtype=torch.int64)
+        if torch.device(device).type == "cuda" and torch.cuda.is_available():
+            host = host.pin_memory()
+        sizes = [len(flat), len(lengths), len(rows), len(owners)]
+        tokens, lens, where, who = host.to(device, non_blocking=True).split(sizes)
+        return cls(tokens.view(len(chains), width), lens, where, who)
+
+    @property
+    def width(self) -> int:
+        return self.tokens.shape[1]
+
+    @property
+    def input_ids(self) -> torch.Tensor:
+        """[n * width] int64 that can be embedded, padding included."""
+        return self.tokens.clamp(min=0).flatten()
+
+    def positions(self, seq_lens: torch.Tensor) -> torch.Tensor:
+        """[n * width] int64, from [n] tokens before the last confirmed one."""
+        steps = torch.arange(self.width, device=seq_lens.device)
+        return (seq_lens.long()[:, None] + steps).flatten()
+
+    def links(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The chain as the tree that sglang's structures describe: index, next token and next sibling, [n, width]."""
+        n, width = self.tokens.shape
+        steps = torch.arange(width, device=self.tokens.device)
+        index = torch.arange(n * width, device=self.tokens.device).view(n, width)
+        follows = steps + 1 < self.lengths[:, None]
+        return index, torch.where(follows, steps + 1, -1), torch.full_like(index, -1)
+
+    def accept(self, sampled: torch.Tensor) -> torch.Tensor:
+        """How many samples stand in the output: the drafts that agree, and the one after them.
+
+        Args:
+            sampled: [n * width] int, what the target wrote at each place.
+
+        Returns:
+            [n] int32, 1 to `lengths`.
+        """
+        after = torch.arange(1, self.width, device=sampled.device)
+        agrees = self.tokens[:, 1:] == sampled.view(self.tokens.shape)[:, :-1]
+        agrees &= after < self.lengths[:, None]
+        return (1 + agrees.int().cumprod(1).sum(1)).int()
+
+
+def accept_index(accept_lens: torch.Tensor, width: int) -> torch.Tensor:
+    """[n, width] int32, places of the accepted samples in the flat [n * width], -1 behind them."""
+    steps = torch.arange(width, device=accept_lens.device)
+    start = torch.arange(len(accept_lens), device=accept_lens.device)[:, None] * width
+    return torch.where(steps < accept_lens[:, None], start + steps, -1).int()
+
+
+def full_mask(seq_lens: Sequence[int], width: int, device: torch.device | str) -> torch.Tensor:
+    """The mask of chains as sglang's GPU backends read it: for each request [width, length + width] bool, flat.
+
+    Args:
+        seq_lens: [n] tokens before the chain, on the host.
+    """
+    lens = torch.tensor(seq_lens, dtype=torch.int64)
+    columns = (lens + width).repeat_interleave(width)
+    total = int(columns.sum())
+    if torch.device(device).type == "cuda" and torch.cuda.is_available():
+        lens, columns = lens.pin_memory(), columns.pin_memory()
+    lens, columns = lens.to(device, non_blocking=True), columns.to(device, non_blocking=True)
+    steps = torch.arange(width, device=lens.device)
+    last = (lens[:, None] + steps).flatten()
+    starts = columns.cumsum(0) - columns
+    where = torch.arange(total, device=lens.device)
+    begun = torch.repeat_interleave(starts, columns, output_size=total)
+    return where - begun <= torch.repeat_interleave(last, columns, output_size=total)
+
+
+def sample(sampler: Any, info: Any, logits_output: Any, chains: Chains, positions: torch.Tensor, mask: Any,
+           keep_logits: bool) -> torch.Tensor:
+    """Sample every place of the chains as a plain decoding step would sample it.
+
+    Args:
+        sampler: sglang's.
+        info: its SamplingBatchInfo of the batch, unchanged by this.
+        logits_output: with `next_token_logits` [n * width, vocab] of the target, which are used up. With `keep_logits`
+            they are what was sampled from, before the temperature, as the logprobs of a verification are computed.
+        positions: [n * width] int64.
+        mask: called with the logits after everything else that changes them; None: nothing to do.
+
+    Returns:
+        [n * width] int32, PAD where the chain is padding.
+    """
+    from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+
+    logits = logits_output.next_token_logits
+    _transform(logits, info, chains)
+    if mask is not None:
+        mask(logits)
+    sampled_from = logits[chains.rows] if keep_logits or len(chains.rows) < len(logits) else logits
+    drawn = sampler(LogitsProcessorOutput(next_token_logits=sampled_from), _expanded(info, chains.owners), False, [],
+                    [], positions[chains.rows])
+    sampled = torch.full_like(chains.tokens, PAD, dtype=torch.int32).flatten()
+    sampled[chains.rows] = drawn.int()
+    return sampled
+
+
+def _transform(logits: torch.Tensor, info: Any, chains: Chains) -> None:
+    """What the engine does to logits before it samples, custom processors included, on [n * width, vocab].
+
+    A request with penalties or a custom processor has no draft: those depend on all of the output.
+    """
+    from sglang.srt.layers.sampler import apply_custom_logit_processor
+
+    penalties = replace(info)
+    if penalties.acc_additive_penalties is None and penalties.acc_scaling_penalties is None:
+        orchestrator = penalties.penalizer_orchestrator
+        if orchestrator is not None and orchestrator.is_required:
+            penalties.update_penalties()
+    roots = logits.view(*chains.tokens.shape, -1)[:, 0]
+    first = replace(penalties, penalizer_orchestrator=None, grammar_mask=None, logit_bias=None)
+    if first.acc_additive_penalties is not None or first.acc_scaling_penalties is not None:
+        changed = roots.clone()
+        first.apply_logits_bias(changed)
+        roots.copy_(changed)
+    if info.grammar_mask is not None:
+        info.grammar_mask.apply(logits)
+    if info.logit_bias is not None:
+        logits.add_(info.logit_bias.repeat_interleave(chains.width, 0))
+    if info.has_custom_logit_processor:
+        changed = roots.clone()
+        apply_custom_logit_processor(changed, info)
+        roots.copy_(changed)
+
+
+def _expanded(info: Any, owners: torch.Tensor) -> Any:
+    """The sampling parameters of `owners` [m]; what `_transform` did is not done again."""
+    seed = info.sampling_seed
+    return replace(
+        info, temperatures=info.temperatures[owners], top_ps=info.top_ps[owners], top_ks=info.top_ks[owners],
+        min_ps=info.min_ps[owners], sampling_seed=None if seed is None else seed[owners], grammars=None,
+        grammar_mask=None, penalizer_orchestrator=None, acc_additive_penalties=None, acc_scaling_penalties=None,
+        logit_bias=None, has_custom_logit_processor=False, custom_params=None, custom_logit_processor=None,
+        return_sampling_masks=None, return_sampling_support_logprobs=None, sampling_mask_batch_indices=None,
+        sampling_support_logprobs_capture_indices=None, sampling_mask_top_ks=None)
