@@ -128,9 +128,10 @@ class DraftText:
                 self.blind = self._reason
                 return
             before = head.splitlines(keepends=True)
-        for run in before:
-            segment = self._segment(run, False) if run else None
+        for run in filter(None, before):
+            segment = self._segment(run, self._start)
             self.ids += segment.ids if segment is not None else ()
+            self._start = False
         self._restart(last + self.pending)
         if last:
             self._write(last)

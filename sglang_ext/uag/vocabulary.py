@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
-from ..vocab import UNKNOWN, added_tokens, token_bytes
+from ..vocab import UNKNOWN, added_tokens, kind_of, token_bytes
 from .boundaries import Boundaries
 from .encoders import Encoder, describe, encoder_of
 
@@ -69,7 +69,9 @@ class Vocabulary:
             tokenizer: Hugging Face fast, slow SentencePiece, tiktoken-based, or mistral-common's; it is not changed.
             size: the model's `vocab_size`; ids from there on are never written, ids that the tokenizer lacks are holes.
         """
-        pieces = [b"" if piece == UNKNOWN else piece for piece in token_bytes(tokenizer)]
+        pieces = token_bytes(tokenizer)
+        if kind_of(tokenizer) == "text":  # there UNKNOWN is no byte, but what could not be decoded
+            pieces = [b"" if piece == UNKNOWN else piece for piece in pieces]
         added = added_tokens(tokenizer)
         special = {i: str(token.content) for i, token in added.items() if token.special}
         roles = {role: i for role in _ROLES if (i := getattr(tokenizer, f"{role}_token_id", None)) is not None}
@@ -137,11 +139,11 @@ class Vocabulary:
         return Segment(ids, ends, min(settled, max(len(ids) - 1, 0)))
 
     def writes(self, character: str) -> bool:
-        """Whether the vocabulary can write this character."""
+        """Whether the vocabulary can write this character, or this byte that is none, as `surrogateescape` has it."""
         known = self._writable.get(character)
         if known is None:
             try:
-                known = bool(self._encode_text(character.encode(), False)[0])
+                known = bool(self.encode(character.encode(errors="surrogateescape"), start=False))
             except Untranslatable:
                 known = False
             self._writable[character] = known
@@ -159,12 +161,17 @@ class Vocabulary:
 
     def _encode_text(self, data: bytes, start: bool) -> tuple[list[int], list[int] | None]:
         ids, words = self.encoder.encode(data.decode(), start)
+        written = self._written(ids)
+        if written == data or (start and self.dummy_space and written == b" " + data):
+            return ids, words
+        if start and self.dummy_space:  # some tokenizers put spaces within the text, too: after added tokens
+            return self._encode_text(b" " + data, False)
+        raise Untranslatable(f"{_shown(data)} would be written {_shown(written)}")
+
+    def _written(self, ids: list[int]) -> bytes:
         if any(i >= len(self.pieces) for i in ids):
-            raise Untranslatable(f"{_shown(data)} needs ids beyond the model's vocabulary of {len(self.pieces)}")
-        written = b"".join([self.pieces[i] for i in ids])
-        if written != data and not (start and self.dummy_space and written == b" " + data):
-            raise Untranslatable(f"{_shown(data)} would be written {_shown(written)}")
-        return ids, words
+            raise Untranslatable(f"text needs ids beyond the model's vocabulary of {len(self.pieces)}")
+        return b"".join([self.pieces[i] for i in ids])
 
     def _byte_id(self, byte: int) -> int:
         if byte not in self._byte_ids:
