@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang_ext.budget.metrics import ThinkMetrics
+from sglang_ext.uag.metrics import UagMetrics
 
 
 def init_metric_collector_watchdog(original: Callable[..., None], self: Any) -> None:
@@ -13,6 +14,7 @@ def init_metric_collector_watchdog(original: Callable[..., None], self: Any) -> 
     if self.enable_metrics:
         collector = self.metrics_collector
         self.think_metrics = ThinkMetrics(list(collector.labels), collector._counter_cls, collector._histogram_cls)
+        self.uag_metrics = UagMetrics(list(collector.labels), collector._counter_cls)
 
 
 def collect_metrics(original: Callable[..., None], self: Any, state: Any, recv_obj: Any, i: int) -> None:
@@ -23,6 +25,9 @@ def collect_metrics(original: Callable[..., None], self: Any, state: Any, recv_o
     # A prefill worker sees the first token of a response, and its decode worker counts the whole.
     if state.finished and think is not None and self.disaggregation_mode != DisaggregationMode.PREFILL:
         self.think_metrics.observe(_labels(self, state.obj), think)
+    uag = getattr(state, "uag", None)
+    if state.finished and uag is not None:
+        self.uag_metrics.observe(_labels(self, state.obj), uag)
 
 
 def _labels(manager: Any, obj: Any) -> dict[str, str]:

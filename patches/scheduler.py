@@ -14,6 +14,7 @@ from sglang_ext.budget.results import ReasoningCounter
 from .launch import READY_KEY
 from .reasoning_parser import build_admission
 from .registry import check_applied
+from .speculation import UAG_KEY, result_of
 from .tokenizer_manager import GRAMMARS
 from .usage import RESULT_KEY, Report
 
@@ -96,10 +97,14 @@ def _with_results(base: type) -> type:
 
         def build_additional_customized_info(self, reqs: list[Any]) -> dict[str, list[Any]]:
             info, counter = super().build_additional_customized_info(reqs), _counter()
-            return {**info, RESULT_KEY: [[_report(req, counter)] for req in reqs]} if counter is not None else info
+            if counter is not None:
+                info = {**info, RESULT_KEY: [[_report(req, counter)] for req in reqs]}
+            if any(hasattr(req, "uag") for req in reqs):
+                info = {**info, UAG_KEY: [[result_of(req)] for req in reqs]}
+            return info
 
         def is_request_level_customized_info_key(self, key: str) -> bool:
-            return key == RESULT_KEY or super().is_request_level_customized_info_key(key)
+            return key in (RESULT_KEY, UAG_KEY) or super().is_request_level_customized_info_key(key)
 
     return ThinkOutputStreamer
 

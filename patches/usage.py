@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 from sglang_ext.budget.results import ReasoningTokens
 
+from .speculation import UAG_KEY
+
 RESULT_KEY = "think"
 FORCED_ENDS = ("forced", "grace", "eos")
 
@@ -30,7 +32,10 @@ def update_request_meta_info(original: Callable[..., Any], self: Any, meta_info:
     reports = customized_info.get(RESULT_KEY)
     if reports and reports[index]:
         _report(meta_info, state, Report(*reports[index][-1]), finished=finish_reason is not None)
-    rest = {key: value for key, value in customized_info.items() if key != RESULT_KEY}
+    uag = customized_info.get(UAG_KEY)
+    if uag and uag[index] and uag[index][-1] is not None:
+        meta_info[UAG_KEY] = state.uag = uag[index][-1]
+    rest = {key: value for key, value in customized_info.items() if key not in (RESULT_KEY, UAG_KEY)}
     original(self, meta_info, state, rest, index, finish_reason)
 
 

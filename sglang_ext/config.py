@@ -59,6 +59,10 @@ class Settings:
         None, str, "TEXT", "marker that opens thinking (default: the reasoning parser's, else the tokenizer's)"
     )
     think_end: str | None = _setting(None, str, "TEXT", "marker that ends thinking; goes with --think-start")
+    uag_lengths: str = _setting(
+        "auto", str, "auto|fixed", "draft lengths of --speculative-algorithm UAG: auto = from acceptance and measured "
+        "times, down to no draft; fixed = always as long as --speculative-num-draft-tokens allows (default: auto)"
+    )
     uag_map: str = _setting(
         "", str, "FILE", "special tokens of target and draft that mean the same, for --speculative-algorithm UAG: a "
         'JSON object, target token to draft token, or to "" for none (default: by name and role)'
@@ -73,6 +77,8 @@ class Settings:
         if self.think_budget_max is not None and not 0 <= self.think_budget_max <= CEILING:
             raise SettingsError(f"--think-budget-max: {self.think_budget_max} is out of range; "
                                 f"accepted: 0 to {CEILING}")
+        if self.uag_lengths not in ("auto", "fixed"):
+            raise SettingsError(f"--uag-lengths {self.uag_lengths!r}: accepted: auto, fixed")
         self.efforts  # noqa: B018 - checks the rest
 
     @property

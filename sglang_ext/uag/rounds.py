@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from .draft_runner import DraftRow, DraftRunner
+from .fixed_lengths import FixedLengths
 from .lengths import LengthControl, RequestStats
 from .translation import Reading, Translator
 
@@ -106,7 +107,8 @@ class Drafter:
         chunk: most tokens that the draft reads in one round before it writes.
     """
 
-    def __init__(self, translator: Translator, runner: DraftRunner, control: LengthControl, chunk: int) -> None:
+    def __init__(self, translator: Translator, runner: DraftRunner, control: LengthControl | FixedLengths,
+                 chunk: int) -> None:
         self._translator, self._runner, self.control = translator, runner, control
         self._chunk = chunk
         self._patient = torch.device(runner.device).type != "cpu"  # looks at what was written once a round

@@ -24,8 +24,10 @@ from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 from sglang.srt.speculative.ngram_info import NgramVerifyInput
 from sglang.srt.speculative.spec_utils import GrammarTree, build_grammar_vocab_mask, record_stream_for_v2_verify
 
+from ..config import Settings
 from ..patches.verification import Verification, report_words
 from .draft_runner import DraftRunner
+from .fixed_lengths import FixedLengths
 from .lengths import LengthControl
 from .pair import Pair, free_bytes
 from .rounds import Drafter, Drafting
@@ -80,7 +82,8 @@ class UagWorker(BaseSpecWorker):
                             target_worker.random_seed)
         chunk = get_schedule().chunked_prefill_size or 0
         self._draft = draft
-        self._drafter = Drafter(translator, draft, LengthControl(self.width), chunk if chunk > 0 else 8192)
+        lengths = FixedLengths if Settings.from_environment().uag_lengths == "fixed" else LengthControl
+        self._drafter = Drafter(translator, draft, lengths(self.width), chunk if chunk > 0 else 8192)
         self._round_number = 0
         self._left: list[str] = []  # requests that ended since the last forward
         self._seen: dict[str, int] = {}  # the last round in which a request was here

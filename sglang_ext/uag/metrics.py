@@ -1,0 +1,44 @@
+"""Prometheus metrics of drafting, beside the engine's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+class UagMetrics:
+    """Counters over finished requests.
+
+    Made once a process, after `PROMETHEUS_MULTIPROC_DIR` is set: prometheus_client looks at it when it is imported.
+
+    Args:
+        labels: names of the engine's own labels.
+        counter: class with the interface of `prometheus_client.Counter`, which is used where it is None.
+    """
+
+    def __init__(self, labels: Sequence[str], counter: Any = None) -> None:
+        import prometheus_client
+
+        counter = counter or prometheus_client.Counter
+        self._totals = {
+            "proposed": counter("sglang_ext:uag_proposed_tokens_total", "Target tokens that the draft model proposed.",
+                                labels),
+            "forced": counter("sglang_ext:uag_forced_tokens_total", "Target tokens that think budgets submitted as "
+                              "drafts.", labels),
+            "accepted": counter("sglang_ext:uag_accepted_tokens_total", "Submitted tokens that the target confirmed.",
+                                labels),
+            "draft_forwards": counter("sglang_ext:uag_draft_forwards_total", "Forwards of the draft model, counted for "
+                                      "each request in them.", labels),
+            "translation_us": counter("sglang_ext:uag_translation_microseconds_total", "Time spent between the two "
+                                      "tokenizers.", labels),
+        }
+        self._rejections = counter("sglang_ext:uag_rejections_total", "Submitted tokens that the target refused "
+                                   "(verification), and drafts that were not made or cut short, by cause.",
+                                   [*labels, "cause"])
+
+    def observe(self, labels: Mapping[str, str], uag: Mapping[str, Any]) -> None:
+        """Count one finished request by its `uag` object."""
+        for name, total in self._totals.items():
+            total.labels(**labels).inc(uag[name])
+        for cause, count in uag["rejections"].items():
+            self._rejections.labels(**labels, cause=cause).inc(count)
