@@ -72,8 +72,8 @@ class DraftRunner:
         self._allocator = self.runner.token_to_kv_pool_allocator
         self._table = self.runner.req_to_token_pool.req_to_token
         self._growth = -(-GROWTH // page) * page
-        self._free = list(range(min(rows, len(self._table) - 1), 0, -1))
-        self.tokens = tokens
+        self.tokens, self.rows = tokens, min(rows, len(self._table) - 1)
+        self._free = list(range(self.rows, 0, -1))
 
     def init_attention_backends(self) -> None:
         self._worker.init_attention_backends()
@@ -100,16 +100,16 @@ class DraftRunner:
         row.ids, row.slots = [], 0
         self._free.append(row.index)
 
-    def clear(self, rows: Sequence[DraftRow]) -> None:
-        """Give all places back."""
-        for row in rows:
-            self.close(row)
-
     @property
     def idle(self) -> bool:
         """Whether no request holds a place or a slot."""
-        return self._allocator.available_size() >= self.tokens and len(self._free) >= min(
-            self.runner.max_running_requests, len(self._table) - 1)
+        return len(self._free) == self.rows and self._allocator.available_size() >= self.tokens
+
+    @property
+    def usage(self) -> str:
+        """How much of the pool is held, for the log."""
+        return (f"{self.rows - len(self._free)} of {self.rows} places, "
+                f"{self.tokens - self._allocator.available_size()} of {self.tokens} tokens held")
 
     def reserve(self, row: DraftRow, length: int) -> bool:
         """Make room for `length` tokens; False if the pool is full or the context ends before."""

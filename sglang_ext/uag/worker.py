@@ -8,6 +8,7 @@ drafts, a round is a plain decoding step.
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -69,6 +70,13 @@ class UagWorker(BaseSpecWorker):
 
     def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: TpModelWorker) -> None:
         super().__init__()
+        try:
+            self._build(server_args, gpu_id, nccl_port, target_worker)
+        except ValueError as error:  # sglang would print a traceback and kill the process that started this one
+            print(f"sglang-ext: {error}", file=sys.stderr, flush=True)
+            raise SystemExit(2) from None
+
+    def _build(self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: TpModelWorker) -> None:
         self.server_args, self._target_worker = server_args, target_worker
         self.width: int = get_spec().speculative_num_draft_tokens
         self.speculative_num_draft_tokens = self.width
@@ -107,7 +115,13 @@ class UagWorker(BaseSpecWorker):
         self._fixed_width = graphs is not None and torch.device(self.device).type == "cuda"
 
     def clear_cache_pool(self) -> None:
-        self._forget(self._drafter.rids)
+        """Forget every request; sglang calls this when none is left."""
+        self._forget({*self._drafter.rids, *self._left})
+        self._left.clear()
+        if self._draft.idle:
+            logger.info("UAG: draft pool empty")
+        else:
+            logger.error("UAG: draft pool leaks: %s", self._draft.usage)
 
     def note_request_finished(self, *, rid: str, natural_stop: bool) -> None:
         self._left.append(rid)
