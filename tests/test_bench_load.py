@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -110,12 +111,21 @@ def test_rows_know_their_request_and_failures_are_rows() -> None:
     assert "right" not in by_budget[6]
 
 
-def test_concurrency_is_kept_and_a_rate_spaces_requests() -> None:
-    with peer(lambda body: (200, [0.05, delta(content="3"), stop()])) as server:
-        target = Target(server.url, "m")
-        load(target, [Ask(TASK)] * 12, concurrency=3)
+def test_concurrency_is_kept() -> None:
+    together = threading.Barrier(3, timeout=60)
+
+    def answer(body: dict[str, Any]) -> Any:
+        together.wait()
+        return 200, [delta(content="3"), stop()]
+
+    with peer(answer) as server:
+        assert not any("error" in row for row in load(Target(server.url, "m"), [Ask(TASK)] * 12, concurrency=3))
         assert server.most == 3
-        rows = load(target, [Ask(TASK)] * 6, concurrency=6, rate=20.0, seed=5)
+
+
+def test_a_rate_spaces_requests() -> None:
+    with peer(lambda body: (200, [delta(content="3"), stop()])) as server:
+        rows = load(Target(server.url, "m"), [Ask(TASK)] * 6, concurrency=6, rate=20.0, seed=5)
     rng = Random(5)
     gaps = [rng.expovariate(20.0) for _ in range(6)]
     starts = sorted(row["start_time"] for row in rows)

@@ -96,20 +96,35 @@ def test_a_report_needs_nothing_but_itself(command: str, tmp_path: Path) -> None
 
 def test_labels_are_whole_and_apart(page: Page) -> None:
     for plot in page.plots:
-        figure = plot.figure
-        figure.canvas.draw()
-        whole = figure.bbox
-        boxes = []
-        for axes in figure.axes:
-            texts = [*axes.get_xticklabels(), *axes.get_yticklabels(), axes.xaxis.label, axes.yaxis.label]
-            boxes += [t.get_window_extent() for t in texts if t.get_text() and _on_axis(t, axes)]
-        boxes += [text.get_window_extent() for legend in figure.legends for text in legend.get_texts()]
-        for box in boxes:
-            assert box.x0 >= -1, plot.name
-            assert box.y0 >= -1, plot.name
-            assert box.x1 <= whole.x1 + 1, plot.name
-            assert box.y1 <= whole.y1 + 1, plot.name
-        assert not [(a, b) for a, b in combinations(boxes, 2) if a.shrunk(0.9, 0.9).overlaps(b.shrunk(0.9, 0.9))]
+        check_labels(plot.figure)
+
+
+def test_many_and_long_labels_are_turned() -> None:
+    figure, (axes,) = plots.panels()
+    names = [f"a rather long name {n}" for n in range(8)]
+    plots.bars(axes, {"some": [1.0] * 8, "others": [2.0] * 8})
+    plots.label(axes, "kind", "tokens", names)
+    plots.legend(figure, axes)
+    figure.canvas.draw()
+    assert {text.get_rotation() for text in axes.get_xticklabels()} == {30}
+    assert all(text.get_window_extent().x0 >= 0 for text in axes.get_xticklabels())
+    plots.plt.close(figure)
+
+
+def check_labels(figure: Any) -> None:
+    """No text is cut by the figure's edge or lies on another."""
+    figure.canvas.draw()
+    whole, boxes = figure.bbox, []
+    for axes in figure.axes:
+        texts = [*axes.get_xticklabels(), *axes.get_yticklabels(), axes.xaxis.label, axes.yaxis.label]
+        boxes += [t.get_window_extent() for t in texts if t.get_text() and _on_axis(t, axes)]
+    boxes += [text.get_window_extent() for legend in figure.legends for text in legend.get_texts()]
+    for box in boxes:
+        assert box.x0 >= -1
+        assert box.y0 >= -1
+        assert box.x1 <= whole.x1 + 1
+        assert box.y1 <= whole.y1 + 1
+    assert not [(a, b) for a, b in combinations(boxes, 2) if a.shrunk(0.9, 0.9).overlaps(b.shrunk(0.9, 0.9))]
 
 
 def _on_axis(text: Any, axes: Any) -> bool:

@@ -34,10 +34,12 @@ class Assisted:
         """Load the models from their folders; a draft proposes `draft_tokens` - 1 ids a round, as in sglang."""
         device = "cuda" if torch.cuda.is_available() else "cpu"
         model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.bfloat16).eval().to(device)
+        model.generation_config.eos_token_id = None  # a response goes on, as with `ignore_eos` in sglang
         tokenizer = AutoTokenizer.from_pretrained(target)
         if draft is None:
             return cls(model, tokenizer)
         assistant = AutoModelForCausalLM.from_pretrained(draft, dtype=torch.bfloat16).eval().to(device)
+        assistant.generation_config.eos_token_id = None
         assistant.generation_config.num_assistant_tokens = draft_tokens - 1
         assistant.generation_config.num_assistant_tokens_schedule = "constant"
         return cls(model, tokenizer, assistant, AutoTokenizer.from_pretrained(draft))
@@ -61,8 +63,9 @@ class Assisted:
         begin = time.perf_counter()
         try:
             with torch.inference_mode():
-                ids = self.model.generate(**inputs, max_new_tokens=new, min_new_tokens=new, do_sample=False, **extra)
+                ids = self.model.generate(**inputs, max_new_tokens=new, do_sample=False, **extra)
         finally:
             hook.remove()
+        seconds = time.perf_counter() - begin
         ids = ids[0, inputs["input_ids"].shape[1] :]
-        return Made(self.tokenizer.decode(ids), len(ids), time.perf_counter() - begin, forwards)
+        return Made(self.tokenizer.decode(ids, skip_special_tokens=True), len(ids), seconds, forwards)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import shlex
 import signal
 import socket
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +25,8 @@ from .errors import BenchError
 
 START_SECONDS = 600
 STOP_SECONDS = 40
+PORTS = (20000, 32000)
+TAKEN = b"address already in use"
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 CPU_FLAGS = {"--device": "cpu", "--attention-backend": "torch_native", "--max-total-tokens": "16384"}
 """What sglang as published needs on a machine without a GPU, and a pool that leaves memory to others."""
@@ -93,17 +96,17 @@ def process(command: Sequence[str], log: Path, shown: str, environment: dict[str
     Raises:
         BenchError: it ended, or did not answer in time.
     """
-    port = free_port()
     tqdm.write(f"Starting {shown}", file=sys.stderr)
     server = None
     try:
+        port = free_port()
         with undisturbed(), log.open("ab") as output:
             # A session of its own: Ctrl-C in a terminal goes to this process alone, which then ends the server.
             popen = subprocess.Popen([*command, "--host", "127.0.0.1", "--port", str(port)], stdout=output,
                                      stderr=subprocess.STDOUT, env=_environment(environment or {}),
                                      start_new_session=True)
             server = Server(f"http://127.0.0.1:{port}", shown, popen)
-        _wait(server, popen, log)
+        _wait(server, popen, port, log)
         yield server
     finally:
         with undisturbed():
@@ -130,10 +133,13 @@ def stop(server: Server) -> None:
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that nobody listens on now."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
+    """A port of 127.0.0.1 that nobody uses now, below those that a system gives to outgoing connections: a server binds
+    its port only when its model is loaded, and one of those may be gone by then."""
+    while True:
+        port = random.randrange(*PORTS)
+        with socket.socket() as s, suppress(OSError):
+            s.bind(("127.0.0.1", port))
+            return port
 
 
 def answers(url: str, path: str, timeout: float = 5) -> bool:
@@ -175,10 +181,10 @@ def model_name(url: str) -> str:
                          f"({type(error).__name__}); accepted: the address of one, without /v1") from None
 
 
-def _wait(server: Server, popen: subprocess.Popen[bytes], log: Path) -> None:
+def _wait(server: Server, popen: subprocess.Popen[bytes], port: int, log: Path) -> None:
     deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline and popen.poll() is None:
-        if answers(server.url, "/health"):
+    while time.monotonic() < deadline and popen.poll() is None and TAKEN not in log.read_bytes():
+        if answers(server.url, "/health") and _listens(popen.pid, port):
             return
         time.sleep(0.3)
     tail = "\n".join(log.read_text(errors="replace").splitlines()[-12:])
@@ -201,6 +207,15 @@ def _gpu() -> bool:
     from ..cpu import gpu_available
 
     return gpu_available()
+
+
+def _listens(pid: int, port: int) -> bool:
+    """Whether it is this process or one that it started that listens on a port: another's answers are not measured."""
+    for process in [psutil.Process(pid), *_descendants(pid)]:
+        with suppress(psutil.Error):
+            if any(c.laddr.port == port and c.status == psutil.CONN_LISTEN for c in process.net_connections("tcp")):
+                return True
+    return False
 
 
 def _descendants(pid: int) -> list[psutil.Process]:

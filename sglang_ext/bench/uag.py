@@ -22,9 +22,13 @@ __all__ = ["FULL", "HELP", "QUICK", "add_flags", "check", "measure", "page"]
 
 HELP = "draft pairs against no speculation, NGRAM and transformers' assisted generation"
 QUICK = {"batches": [1, 4], "repeats": 1, "new": 48}
-FULL = {"batches": [1, 2, 4, 8, 16], "repeats": 3, "new": 128}
+FULL = {"batches": [1, 4, 8, 16], "repeats": 2, "new": 128}
 NGRAM, UAG = "ngram", "uag"
 WAYS = (PLAIN, NGRAM, UAG, HF)
+DRAWS = 50
+"""Most tries for a prompt that was not there before."""
+Prompts = dict[tuple[int, int], list[tuple[str, str]]]
+"""Kind and text of the prompts of a load, by its batch size and repeat: as many of each kind as go into a batch."""
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +42,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
                         help="positions of a verification (default: %(default)s)")
     parser.add_argument("--batches", type=wholes(1), metavar="N,N,...", help="requests at a time (default: 1 to 16)")
     parser.add_argument("--new", type=whole(2), metavar="N", help="tokens of a response (128; quick: 48)")
-    parser.add_argument("--repeats", type=whole(1), metavar="N", help="loads of each size, after one to warm up (3)")
+    parser.add_argument("--repeats", type=whole(1), metavar="N", help="loads of each size, after one to warm up (2; quick: 1)")
     parser.add_argument("--seed", type=whole(0), default=0, metavar="N", help="of the prompts (default: %(default)s)")
 
 
@@ -88,32 +92,42 @@ def _pair(way: str, draft: str) -> str:
     return f"{way} {Path(draft).name}"
 
 
-def _prompts(args: argparse.Namespace, served: Served | None) -> list[tuple[str, str]]:
-    """Kind and text of each prompt, all kinds in turn, in the model's template where its tokenizer is at hand."""
+def _prompts(args: argparse.Namespace, served: Served | None) -> Prompts:
+    """Kind and text of the prompts of every load, in the model's template where its tokenizer is at hand.
+
+    No load has a prompt of another, as NGRAM learns from every response.
+    """
     tokenizer = None
     if served is not None:
         from transformers import AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(served.path)
-    maker = PromptMaker(args.seed, held_out=True)
-    made = [(kind, maker.make(kind)) for i in range(max(args.batches)) for kind in KINDS]
-    return [(kind, prompt.render(tokenizer) if tokenizer else prompt.text) for kind, prompt in made]
+    maker, seen = PromptMaker(args.seed, held_out=True), set()
+
+    def fresh(kind: str) -> str:
+        for _ in range(DRAWS):
+            prompt = maker.make(kind)
+            if prompt.text not in seen:
+                break
+        seen.add(prompt.text)
+        return prompt.render(tokenizer) if tokenizer else prompt.text
+
+    return {(size, repeat): [(kind, fresh(kind)) for kind in KINDS for _ in range(size)]
+            for size in args.batches for repeat in range(args.repeats + 1)}
 
 
-def _batches(args: argparse.Namespace, record: Run, url: str, way: str, prompts: list[tuple[str, str]]) -> None:
-    """All prompts in batches of every size, as many times as there are repeats."""
+def _batches(args: argparse.Namespace, record: Run, url: str, way: str, prompts: Prompts) -> None:
+    """A batch of each kind of prompt, for every size and repeat; the first repeat warms up."""
     params = {"temperature": 0, "max_new_tokens": args.new, "ignore_eos": True}
-    with tqdm(total=len(args.batches) * (args.repeats + 1), desc=way, unit="load") as bar:
-        for size in args.batches:
-            for repeat in range(args.repeats + 1):
-                for first in range(0, len(KINDS) * size, size):
-                    part = [prompts[i] for i in range(first, first + size)]
-                    done = send(url + "/generate", [{"text": text, "sampling_params": params} for _, text in part])
-                    if repeat:
-                        record.add("batch", way=way, size=size, repeat=repeat, seconds=done.seconds,
-                                   responses=[_response(kind, text, reply) for (kind, text), reply
-                                              in zip(part, done.responses, strict=True)])
-                bar.update()
+    for size, repeat in tqdm(prompts, desc=way, unit="load"):
+        asked = prompts[size, repeat]
+        for first in range(0, len(asked), size):
+            part = asked[first : first + size]
+            done = send(url + "/generate", [{"text": text, "sampling_params": params} for _, text in part])
+            if repeat:
+                record.add("batch", way=way, size=size, repeat=repeat, seconds=done.seconds,
+                           responses=[_response(kind, text, reply) for (kind, text), reply
+                                      in zip(part, done.responses, strict=True)])
 
 
 def _response(kind: str, prompt: str, reply: Mapping[str, Any]) -> dict[str, Any]:
@@ -123,19 +137,17 @@ def _response(kind: str, prompt: str, reply: Mapping[str, Any]) -> dict[str, Any
             **({REPORT: meta[REPORT]} if REPORT in meta else {})}
 
 
-def _transformers(args: argparse.Namespace, record: Run, served: Served, prompts: list[tuple[str, str]]) -> None:
+def _transformers(args: argparse.Namespace, record: Run, served: Served, prompts: Prompts) -> None:
     """One prompt at a time: assisted generation with another tokenizer takes no more."""
     from .assisted import Assisted
 
-    first = prompts[: len(KINDS)]
+    size = min(args.batches)
     for name, draft in ((HF_PLAIN, None), *((_pair(HF_ASSISTED, d), d) for d in args.draft)):
         model = Assisted.load(str(served.path), draft, args.draft_tokens)
-        with tqdm(total=(args.repeats + 1) * len(first), desc=name, unit="prompt") as bar:
-            for repeat in range(args.repeats + 1):
-                for kind, text in first:
-                    made = model.generate(text, args.new)
-                    if repeat:
-                        record.add("batch", way=name, size=1, repeat=repeat, seconds=made.seconds, responses=[
-                            {"kind": kind, "prompt": text, "text": made.text, "tokens": made.tokens,
-                             "spec_verify_ct": made.forwards if draft else None}])
-                    bar.update()
+        asked = [(repeat, *prompt) for repeat in range(args.repeats + 1) for prompt in prompts[size, repeat][::size]]
+        for repeat, kind, text in tqdm(asked, desc=name, unit="prompt"):
+            made = model.generate(text, args.new)
+            if repeat:
+                record.add("batch", way=name, size=1, repeat=repeat, seconds=made.seconds, responses=[
+                    {"kind": kind, "prompt": text, "text": made.text, "tokens": made.tokens,
+                     "spec_verify_ct": made.forwards if draft else None}])
