@@ -105,7 +105,7 @@ def full_mask(seq_lens: Sequence[int], width: int, device: torch.device | str) -
     """
     lens = torch.tensor(seq_lens, dtype=torch.int64)
     columns = (lens + width).repeat_interleave(width)
-    total = int(columns.sum())
+    total = width * sum(length + width for length in seq_lens)
     if torch.device(device).type == "cuda" and torch.cuda.is_available():
         lens, columns = lens.pin_memory(), columns.pin_memory()
     lens, columns = lens.to(device, non_blocking=True), columns.to(device, non_blocking=True)
