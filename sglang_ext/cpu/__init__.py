@@ -56,6 +56,7 @@ def register_attention() -> None:
 
     def create(model_runner: Any) -> Any:
         from .attention import BatchedAttention
+        from .light import lighten
         from .packed import pack_weights
 
         try:
@@ -64,6 +65,7 @@ def register_attention() -> None:
             print(f"sglang-ext: {error}", file=sys.stderr, flush=True)
             raise SystemExit(2) from None
         pack_weights(model_runner)
+        lighten(model_runner)
         return backend
 
     add_attention_choice()
