@@ -63,10 +63,12 @@ class EngineGenerator:
                         "mem_fraction_static": 0.98}
         import sglang
 
-        # the engine takes signals over and keeps them after its end; the training that follows has to end by them
-        self._handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        # the engine takes signals over for good, and lets none end this program
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         self._engine = sglang.Engine(model_path=target, dtype=dtype, max_running_requests=64, log_level="error",
                                      **settings)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
         self._reply_tokens = reply_tokens
 
     def write(self, prompts: Sequence[list[int]], temperatures: Sequence[float], seed: int) -> list[tuple[str, bool]]:
@@ -78,8 +80,6 @@ class EngineGenerator:
 
     def close(self) -> None:
         self._engine.shutdown()
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
 
 
 class TransformersGenerator:
