@@ -69,8 +69,8 @@ def measure(args: argparse.Namespace, record: Run) -> None:
     with _places(args, record) as (places, workers):
         for name, endpoint in places.items():
             _load(args, endpoint, INSIDE, args.budgets[0], common.tasks(args, args.concurrency, f"warm-up {name}"), "")
-            for budget in args.budgets:
-                for way in (INSIDE, OUTSIDE):
+            for i, budget in enumerate(args.budgets):
+                for way in (INSIDE, OUTSIDE) if i % 2 == 0 else (OUTSIDE, INSIDE):
                     label = f"{way}, {name}"
                     for url in workers:  # so that the same questions are as new to every load
                         _flush(url)
@@ -224,13 +224,14 @@ def page(record: Record) -> Page:
             ("answer", "Time to the first token of the answer, median", "answer_ttft_p50", "seconds"),
             ("latency", "Whole response, p99", "latency_p99", "seconds"),
             ("throughput", "Throughput", "requests_per_second", "requests a second"))]
-    shown = {"requests": "requests", "failed": "failed", "requests_per_second": "requests/s",
-             "ttft_p50": "first token p50, s", "answer_ttft_p50": "of the answer p50, s", "answer_ttft_p99": "p99, s",
-             "latency_p50": "whole p50, s", "latency_p99": "p99, s", "calls": "calls, mean",
-             "cached_tokens": "cached in the last call", "empty": "empty answers", "right": "right"}
-    out.tables.append(Table("Every load", ["way", "budget", *shown.values()],
-                            [[way, budget, *(v[k] for k in shown)] for way, of in found.items()
-                             for budget, v in of.items()]))
+    times = {"ttft_p50": "first token, p50", "answer_ttft_p50": "of the answer, p50", "answer_ttft_p99": "p99",
+             "latency_p50": "whole response, p50", "latency_p99": "p99"}
+    rest = {"requests": "requests", "failed": "failed", "requests_per_second": "requests/s", "calls": "calls, mean",
+            "cached_tokens": "cached tokens of a second prompt", "empty": "empty answers", "right": "right"}
+    for title, shown in (("Latency in seconds", times), ("Calls and answers", rest)):
+        out.tables.append(Table(title, ["way", "budget", *shown.values()],
+                                [[way, budget, *(v[k] for k in shown)] for way, of in found.items()
+                                 for budget, v in of.items()]))
     out.tables += common.failures(rows)
     return out
 

@@ -24,7 +24,7 @@ from ..cpu.defaults import has_flag, usable_cores
 from .errors import BenchError
 
 START_SECONDS = 600
-STOP_SECONDS = 40
+STOP_SECONDS = 15
 PORTS = (20000, 32000)
 TAKEN = b"address already in use"
 SIGNALS = (signal.SIGINT, signal.SIGTERM)

@@ -42,7 +42,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
                         help="positions of a verification (default: %(default)s)")
     parser.add_argument("--batches", type=wholes(1), metavar="N,N,...", help="requests at a time (default: 1 to 16)")
     parser.add_argument("--new", type=whole(2), metavar="N", help="tokens of a response (128; quick: 48)")
-    parser.add_argument("--repeats", type=whole(1), metavar="N", help="loads of each size, after one to warm up (2; quick: 1)")
+    parser.add_argument("--repeats", type=whole(1), metavar="N",
+                        help="loads of each size, after one to warm up (2; quick: 1)")
     parser.add_argument("--seed", type=whole(0), default=0, metavar="N", help="of the prompts (default: %(default)s)")
 
 
