@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 _PRIOR, _PRIOR_WEIGHT = 0.6, 2.0  # acceptance of a pair that nobody has seen, and the tokens that this counts for
 _DECAY = 0.97  # of the pair's counts at each draft
-_PROFILE_DECAY, _PROFILE_WEIGHT = 0.99, 5.0
+_PROFILE_WEIGHT = 5.0  # tokens at a position that the pair's acceptance counts for there
 _BINS, _BIN_WEIGHT, _BIN_DECAY = 10, 4.0, 0.98
 
 Floats = npt.NDArray[np.float64]
@@ -36,8 +36,8 @@ class PairAcceptance:
         judged = min(accepted + 1, proposed)
         self._accepted = self._accepted * _DECAY + accepted
         self.seen = self.seen * _DECAY + judged
-        self._hits *= _PROFILE_DECAY
-        self._trials *= _PROFILE_DECAY
+        self._hits *= _DECAY
+        self._trials *= _DECAY
         self._hits[:accepted] += 1
         self._trials[:judged] += 1
 
@@ -45,6 +45,8 @@ class PairAcceptance:
         """Something has changed: what was counted so far is worth half."""
         self._accepted /= 2
         self.seen /= 2
+        self._hits /= 2
+        self._trials /= 2
 
     def survival(self, rates: Floats) -> Floats:
         """Probability that a draft is accepted up to each position.

@@ -15,17 +15,17 @@ from math import ceil
 import numpy as np
 
 from .acceptance import Confidence, Floats, PairAcceptance
+from .probes import Probes
 from .step_times import Costs as Costs
-from .step_times import Kind, StepTimes
+from .step_times import Kind, StepTimes, bucket
 
 _BORROWED = 3.0  # tokens that the pair's acceptance counts for in a request
 _DECAY = 0.9  # of a request's counts at each draft
 _FADE = 0.99  # of a request's counts in each round in which it drafts nothing
-_INVESTED = 8.0  # rounds over which reading what the draft missed is expected to pay
-_PROBE_SHARE = 0.015  # of the time, that probes may lose
-_SAVED = 4.0  # plain steps that probes may save up to lose
-_MISSED = 32.0  # ids that the draft missed weigh as much against a probe as a token rejected lately
-_BEST = 0.95  # acceptance at which a probe must be able to pay
+_INVESTED = 32.0  # rounds over which reading what the draft missed is expected to pay
+_MISSED = 1000.0  # ids that the draft would have to read that outweigh any promise
+_BEST = 0.98  # acceptance at which a probe must be able to pay
+_BASELINE_ROUNDS = 256  # between two plain steps that are taken only to be timed
 _GAIN = 1.02  # a draft must promise this much more than plain steps
 
 
@@ -50,6 +50,11 @@ class RequestStats:
         """Acceptance of a token, leaning on the pair's."""
         return (self.accepted + pair * _BORROWED) / (self.seen + _BORROWED)
 
+    @property
+    def promise(self) -> float:
+        """How much a probe may find: what was accepted, doubts in its favour, less what the draft has to read."""
+        return (self.accepted + 1) / (self.seen + 1) - self.behind / _MISSED
+
     def count(self, proposed: int, accepted: int) -> None:
         self.accepted = self.accepted * _DECAY + accepted
         self.seen = self.seen * _DECAY + min(accepted + 1, proposed)
@@ -66,8 +71,8 @@ class _Choice:
     """Drafts of `length` tokens for some requests."""
 
     rate: float  # confirmed tokens of the batch a second
-    length: int
-    chosen: tuple[int, ...]
+    length: int = 0
+    chosen: tuple[int, ...] = ()
 
 
 class LengthControl:
@@ -88,11 +93,11 @@ class LengthControl:
         self._times = StepTimes(costs or Costs())
         self._pair = PairAcceptance(width - 1)
         self._confidence = Confidence()
+        self._probes = Probes()
         self._longest = 1  # tokens that a draft may have; grows as drafts are accepted whole
         self._speed = 1.0  # that the last plan promised, of plain steps'
-        self._credit = 0.0  # seconds that probes may lose
-        self._probed: RequestStats | None = None
-        self._follow: RequestStats | None = None  # a probe of it was accepted: it drafts again at once
+        self._round = 0
+        self._baseline: dict[int, tuple[int, int]] = {}  # by batch bucket: round of the next plain step, rounds between
 
     @property
     def off(self) -> bool:
@@ -134,15 +139,10 @@ class LengthControl:
             raise ValueError(f"accepted {accepted} of {proposed} proposed: accepted is 0 to {proposed}")
         if not proposed:
             return
-        whole = accepted == proposed
-        if request is self._probed:
-            self._probed = None
-            if whole:
-                self._follow = request
-                self._pair.doubt()
+        self._probes.observe(request, accepted == proposed)
         self._pair.count(proposed, accepted)
         request.count(proposed, accepted)
-        if whole and proposed >= self._longest:
+        if accepted == proposed >= self._longest:
             self._longest = min(2 * self._longest, self.width - 1)
         for j, p in enumerate(confidence[:proposed]):
             self._confidence.count(p, j < accepted)
@@ -156,8 +156,6 @@ class LengthControl:
             width: positions a request: of `verify` its width, of `draft_extend` the most new ids, else 1.
         """
         self._times.add(kind, batch, width, seconds)
-        limit = max(_SAVED * self._times.of("plain", batch), self._credit)
-        self._credit = min(self._credit + _PROBE_SHARE * seconds, limit)
 
     def worth_going_on(self, survival: float, steps_done: int, batch: int) -> bool:
         """Whether a draft should take another step.
@@ -165,7 +163,7 @@ class LengthControl:
         Args:
             survival: probability that the draft gives to its text so far.
             steps_done: steps that it has taken.
-            batch: requests that draft.
+            batch: requests of the target's step.
         """
         if not steps_done:
             return True
@@ -175,59 +173,77 @@ class LengthControl:
         return self._confidence.acceptance(survival) > cost * self._speed / times.of("plain", batch)
 
     def _choose(self, requests: Sequence[RequestStats], batch: int) -> _Choice:
-        plain = batch / self._times.of("plain", batch)
+        step = self._times.of("plain", batch)
+        plain = batch / step
+        self._round += 1
+        self._probes.elapse(step)
+        if self._probes.settle():
+            self._pair.doubt()
         rate = self._pair.rate
-        rates = np.array([r.rate(rate) for r in requests])
-        best = self._best(requests, self._pair.survival(rates), batch)
-        if best.rate > _GAIN * plain:
-            self._speed = best.rate / plain
-            return _Choice(best.rate, min(best.length, self._longest), best.chosen)
-        self._speed = 1.0
-        return self._probe(requests, batch, plain)
+        best = self._best(requests, self._pair.survival(np.array([r.rate(rate) for r in requests])), batch)
+        if best.rate <= _GAIN * plain:
+            self._speed, self._longest = 1.0, 1
+            return self._probe(requests, batch, step)
+        self._speed = best.rate / plain
+        if self._baseline_due(batch):
+            return _Choice(plain)
+        return _Choice(best.rate, min(best.length, self._longest), best.chosen)
+
+    def _baseline_due(self, batch: int) -> bool:
+        """Whether a plain step is to be taken only to know what it takes: now and then, ever more rarely."""
+        due, gap = self._baseline.get(bucket(batch), (self._round, 1))
+        if not self._times.anything() or self._round < due:
+            return False
+        self._baseline[bucket(batch)] = self._round + gap, min(gap * 16, _BASELINE_ROUNDS)
+        return True
 
     def _best(self, requests: Sequence[RequestStats], survival: Floats, batch: int) -> _Choice:
-        """The best length, for those requests where it is worth most."""
+        """The best length, for those requests where it is worth most.
+
+        Args:
+            survival: [requests, lengths] probability that a draft is accepted up to each position.
+        """
         expected = np.cumsum(survival, axis=1)  # [requests, lengths], tokens accepted
         order = np.argsort(-expected[:, 0], kind="stable")
         gains = np.cumsum(expected[order], axis=0)  # [first requests, lengths]
-        steps = np.maximum.accumulate(np.array([requests[i].steps_per_token for i in order]))
+        slowest = np.maximum.accumulate(np.array([requests[i].steps_per_token for i in order]))
         behind = np.cumsum([requests[i].behind for i in order]) / _INVESTED
-        best = _Choice(0.0, 0, ())
-        for count in sorted({len(order), *(1 << k for k in range(len(order).bit_length()))} - {0}):
-            if count > len(order):
-                continue
-            for length in range(1, self.width):
-                read = 1 + gains[count - 1, length - 1] / count * steps[count - 1] + behind[count - 1] / count
-                seconds = self._round(batch, count, length, steps[count - 1], read)
-                rate = float(batch + gains[count - 1, length - 1]) / seconds
-                if rate > best.rate:
-                    best = _Choice(rate, length, tuple(int(i) for i in order[:count]))
+        verify = np.array([self._times.of("verify", batch, length + 1) for length in range(1, self.width)])
+        best = _Choice(0.0)
+        for count in _counts(len(order)):
+            gain, steps = gains[count - 1], float(slowest[count - 1])
+            read = 1 + (gain * steps + behind[count - 1]) / count
+            rates = (batch + gain) / (verify + self._draft_seconds(count, steps, read))
+            k = int(np.argmax(rates))
+            if rates[k] > best.rate:
+                best = _Choice(float(rates[k]), k + 1, tuple(int(i) for i in order[:count]))
         return best
 
-    def _round(self, batch: int, drafting: int, length: int, steps_per_token: float, read: float) -> float:
-        """Seconds of a round with drafts; `read` is the ids a request that the draft has to read first."""
-        times = self._times
-        steps = max(ceil(length * steps_per_token), 1)
-        return (times.of("draft_extend", drafting, max(ceil(read), 1)) + (steps - 1) * times.of("draft_step", drafting)
-                + times.of("verify", batch, length + 1))
+    def _draft_seconds(self, count: int, steps_per_token: float, read: Floats) -> Floats:
+        """Seconds of the draft for each length; `read` is the ids a request that it has to read first."""
+        extend = [self._times.of("draft_extend", count, ceil(ids)) for ids in read.tolist()]
+        steps = np.maximum(np.ceil(np.arange(1, self.width) * steps_per_token), 1)  # the first comes with the reading
+        return np.array(extend) + (steps - 1) * self._times.of("draft_step", count)
 
-    def _probe(self, requests: Sequence[RequestStats], batch: int, plain: float) -> _Choice:
-        """Drafting does not pay by what is known: a draft for one request, if it may be afforded and could pay."""
-        nothing = _Choice(plain, 0, ())
-        follow = next((i for i, r in enumerate(requests) if r is self._follow), None)
-        self._follow = None
-        if follow is None:
-            self._longest = 1
-        i = min(range(len(requests)), key=lambda k: requests[k].seen + requests[k].behind / _MISSED)
-        i = i if follow is None else follow
-        request = requests[i]
-        loss = (self._round(batch, 1, self._longest, request.steps_per_token, 1 + request.behind)
-                - self._times.of("plain", batch))
-        could = self._pair.survival(np.full(len(requests), _BEST))
-        if self._best(requests, could, batch).rate <= _GAIN * plain:
-            return nothing
-        if follow is None and self._pair.seen and self._credit < loss:
-            return nothing
-        self._credit -= loss
-        self._probed = request
-        return _Choice(plain, self._longest, (i,))
+    def _probe(self, requests: Sequence[RequestStats], batch: int, step: float) -> _Choice:
+        """Drafts for a few requests, if they may be afforded and could pay at all."""
+        probes = self._probes
+        order = sorted(range(len(requests)), key=lambda i: -requests[i].promise)
+        chosen = tuple(order[: probes.count])
+        length = min(probes.length, self.width - 1)
+        read = 1 + sum(requests[i].behind for i in chosen) / len(chosen)
+        slowest = max(requests[i].steps_per_token for i in chosen)
+        draft = self._draft_seconds(len(chosen), slowest, np.full(self.width - 1, read))
+        loss = float(draft[length - 1]) + self._times.of("verify", batch, length + 1) - step
+        if not probes.affords(loss, step):
+            return _Choice(batch / step)
+        could = self._best(requests, self._pair.survival(np.full(len(requests), _BEST)), batch)
+        if could.rate <= _GAIN * batch / step:
+            return _Choice(batch / step)
+        probes.start([requests[i] for i in chosen], loss)
+        return _Choice(batch / step, length, chosen)
+
+
+def _counts(requests: int) -> list[int]:
+    """How many requests may draft: powers of two, and all."""
+    return sorted({requests, *(1 << k for k in range(requests.bit_length()))})

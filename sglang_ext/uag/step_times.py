@@ -9,7 +9,12 @@ from statistics import median
 from typing import Literal, get_args
 
 Kind = Literal["plain", "verify", "draft_extend", "draft_step"]
+_ORDER: dict[Kind, tuple[Kind, ...]] = {
+    "plain": ("verify", "draft_step", "draft_extend"), "verify": ("plain", "draft_step", "draft_extend"),
+    "draft_extend": ("draft_step", "plain", "verify"), "draft_step": ("draft_extend", "plain", "verify")}
+"""Where to look for the speed of a machine that this kind was not measured on."""
 _REMEMBERED = 7  # measurements whose median is the estimate
+_SHORTEST = 1e-9  # seconds; a clock may show none
 _FIRST = 4.0  # times the expected; the first step of a shape may compile something
 _REFRESH = 8  # measurements between two looks at the estimates
 
@@ -18,7 +23,7 @@ _REFRESH = 8  # measurements between two looks at the estimates
 class Costs:
     """Guesses in plain steps of one request, until measured."""
 
-    draft_extend: float = 0.3
+    draft_extend: float = 0.25
     draft_step: float = 0.2
     token: float = 0.01  # more for each further token of a step, of its whole time
 
@@ -52,10 +57,11 @@ class StepTimes:
         if batch < 1 or width < 1 or not 0 <= seconds < inf:
             raise ValueError(f"{kind} of batch {batch}, width {width}, {seconds} s: accepted are batch and width of 1 "
                              "or more and a finite time of 0 or more")
-        key = _bucket(batch), _width_bucket(kind, width)
+        seconds = max(seconds, _SHORTEST)
+        key = bucket(batch), _width_bucket(kind, width)
         known = self._seen[kind].get(key)
         if known is None:
-            limit = _FIRST * self._nearest(kind, *key) if self._anything() else inf
+            limit = _FIRST * self._nearest(kind, *key) if self.anything() else inf
             self._seen[kind][key] = deque([min(seconds, limit)], maxlen=_REMEMBERED)
             self._cache.clear()
             return
@@ -67,31 +73,41 @@ class StepTimes:
 
     def of(self, kind: Kind, batch: int, width: int = 1) -> float:
         """Seconds that a step is expected to take; guessed plain steps before anything was measured."""
-        key = kind, _bucket(batch), _width_bucket(kind, width)
+        key = kind, bucket(batch), _width_bucket(kind, width)
         if key not in self._cache:
             self._cache[key] = self._nearest(*key)
         return self._cache[key]
 
-    def _anything(self) -> bool:
+    def anything(self) -> bool:
+        """Whether anything was measured."""
         return any(self._seen.values())
 
     def _nearest(self, kind: Kind, batch: int, width: int) -> float:
         measured = self._seen[kind]
-        wanted = self._costs.of(kind, batch * width)
+        if (batch, width) in measured:
+            return median(measured[batch, width])
+        if kind == "draft_step" and self._seen["draft_extend"]:  # a step costs no more than reading one id
+            return min(self._scaled(kind, batch, width), self._nearest("draft_extend", batch, 1))
+        return self._scaled(kind, batch, width)
+
+    def _scaled(self, kind: Kind, batch: int, width: int) -> float:
+        """The nearest measurement, in the guessed proportion."""
+        measured, wanted = self._seen[kind], self._costs.of(kind, batch * width)
         if not measured:
             return wanted * self._unit(kind)
         near = min(measured, key=lambda k: abs(log2(k[0] / batch)) + abs(log2(k[1] / width)))
         return median(measured[near]) * wanted / self._costs.of(kind, near[0] * near[1])
 
     def _unit(self, kind: Kind) -> float:
-        """Seconds of one plain step of one request, from any other kind."""
-        for other in get_args(Kind):
-            if other != kind and self._seen[other]:
+        """Seconds of one plain step of one request, from another kind; from the same model's if there is one."""
+        for other in _ORDER[kind]:
+            if self._seen[other]:
                 return self._nearest(other, 1, 1) / self._costs.of(other, 1)
         return 1.0
 
 
-def _bucket(batch: int) -> int:
+def bucket(batch: int) -> int:
+    """Batches that count as one: exact up to 4, then up to the next power of two."""
     return batch if batch <= 4 else 1 << (batch - 1).bit_length()
 
 
