@@ -76,6 +76,11 @@ class Drafting:
         self.counts.translated += self.reading.encoded - before
 
     @property
+    def behind(self) -> int:
+        """How many tokens of the confirmed text the draft has not read."""
+        return len(self.reading.draft_ids) - (len(self.row.ids) if self.row else 0)
+
+    @property
     def missing(self) -> list[int]:
         """What the draft has to read before it can write; its last token at least, as only a forward gives logits."""
         ids = self.reading.draft_ids
@@ -148,12 +153,13 @@ class Drafter:
             batch: requests of the target's step, those included that may not draft.
         """
         for d in draftings:
-            d.stats.steps_per_token = float(d.reading.steps_for(8)) / 8
+            d.stats.steps_per_token = d.reading.steps_for(8) / 8
+            d.stats.behind = d.behind
         planned = self.control.plan([d.stats for d in draftings], batch)
         wanted = [min(length, limit) for length, limit in zip(planned, most, strict=True)]
         writers = self._ready([(d, want) for d, want in zip(draftings, wanted, strict=True) if want > 0])
         if writers:
-            self._write(writers, batch)
+            self._write(writers)
         chains = {id(w.drafting): self._translate(w) for w in writers}
         return [chains.get(id(d), ()) for d in draftings]
 
@@ -214,7 +220,7 @@ class Drafter:
         if rows:
             self._runner.extend(rows, parts)
 
-    def _write(self, writers: list[_Writer], batch: int) -> None:
+    def _write(self, writers: list[_Writer]) -> None:
         """Let the draft write. Where the device is not waited for, every writer takes all the steps."""
         start = time.perf_counter()
         rows = [w.drafting.row for w in writers]
@@ -227,11 +233,11 @@ class Drafter:
         for w in writers:
             w.drafting.counts.draft_forwards += 1
         if self._patient:
-            self._write_all(writers, tokens, chances)
+            self._write_all(writers, tokens, chances, start)
         else:
-            self._write_watched(writers, tokens, chances, batch)
+            self._write_watched(writers, tokens, chances)
 
-    def _write_all(self, writers: list[_Writer], tokens: torch.Tensor, chances: torch.Tensor) -> None:
+    def _write_all(self, writers: list[_Writer], tokens: torch.Tensor, chances: torch.Tensor, start: float) -> None:
         rows = [w.drafting.row for w in writers]
         written, certain = [tokens], [chances]
         for step in range(max(w.steps for w in writers) - 1):
@@ -241,6 +247,9 @@ class Drafter:
             written.append(tokens)
             certain.append(chances)
         host = torch.stack([torch.stack(written).double(), torch.stack(certain).double()]).cpu()
+        each = (time.perf_counter() - start) / len(written)
+        self.control.timed("draft_extend", len(writers), 1, each)
+        self.control.timed("draft_step", len(writers), 1, each)
         for i, w in enumerate(writers):
             for token, chance in zip(*host[:, : w.steps, i].tolist(), strict=True):
                 w.add(int(token), chance)
@@ -248,12 +257,12 @@ class Drafter:
             w.drafting.row.ids += [int(token) for token in host[0, : len(written) - 1, i].tolist()]
             w.drafting.counts.draft_forwards += len(written) - 1
 
-    def _write_watched(self, writers: list[_Writer], tokens: torch.Tensor, chances: torch.Tensor, batch: int) -> None:
+    def _write_watched(self, writers: list[_Writer], tokens: torch.Tensor, chances: torch.Tensor) -> None:
         going = list(writers)
         while True:
             for w, token, chance in zip(going, tokens.tolist(), chances.tolist(), strict=True):
                 w.add(token, chance)
-            keep = [i for i, w in enumerate(going) if self._goes_on(w, batch)]
+            keep = [i for i, w in enumerate(going) if self._goes_on(w, len(going))]
             if not keep:
                 return
             going, tokens = [going[i] for i in keep], tokens[keep]

@@ -10,9 +10,10 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 from sglang.kernels.ops.speculative.cache_locs import assign_extend_cache_locs_func
@@ -45,6 +46,15 @@ class UagVerifyInput(NgramVerifyInput):
     @property
     def tree_topk(self) -> int:
         return 1
+
+
+class _Running(NamedTuple):
+    """A step of the target that was launched."""
+
+    kind: Literal["plain", "verify"]
+    batch: int
+    width: int
+    start: float
 
 
 @dataclass
@@ -92,6 +102,7 @@ class UagWorker(BaseSpecWorker):
         self._draft = draft
         lengths = FixedLengths if Settings.from_environment().uag_lengths == "fixed" else LengthControl
         self._drafter = Drafter(translator, draft, lengths(self.width), chunk if chunk > 0 else 8192)
+        self._running: _Running | None = None
         self._round_number = 0
         self._left: list[str] = []  # requests that ended since the last forward
         self._seen: dict[str, int] = {}  # the last round in which a request was here
@@ -145,6 +156,7 @@ class UagWorker(BaseSpecWorker):
     # Prefill
 
     def _prefill(self, batch: Any, on_publish: Callable[[torch.Tensor], None] | None) -> GenerationBatchResult:
+        self._running = None  # the next round waits for this forward too
         result = self._target_worker.forward_batch_generation(batch)
         if batch.forward_mode.is_extend():
             self._read_prompts(batch)
@@ -163,8 +175,7 @@ class UagWorker(BaseSpecWorker):
             if not may_draft(req):
                 continue
             drafting = self._drafting(req)
-            ids = (*req.origin_input_ids_unpadded, *req.output_ids)[: req.extend_end]
-            drafting.confirm(ids[drafting.taken :])
+            drafting.confirm(_ids(req, req.output_ids, drafting.taken, req.extend_end))
             draftings.append(drafting)
         self._drafter.prefill(draftings)
 
@@ -178,15 +189,22 @@ class UagWorker(BaseSpecWorker):
 
     def _decode(self, batch: Any, on_publish: Callable[[torch.Tensor], None] | None) -> GenerationBatchResult:
         turns = self._turns(batch)
+        self._measure()
         chains = self._chains(turns)
         width = self.width if self._fixed_width else max(map(len, chains))
-        start = time.perf_counter()
-        laid_out = Chains.of(chains, width, self.device)
-        result = self._verify(batch, laid_out, chains, on_publish)
+        self._running = _Running("plain" if width == 1 else "verify", len(chains), width, time.perf_counter())
+        result = self._verify(batch, Chains.of(chains, width, self.device), chains, on_publish)
         if torch.device(self.device).type == "cpu":
-            self._drafter.control.timed("plain" if width == 1 else "verify", len(chains), width,
-                                        time.perf_counter() - start)
+            self._measure()
         return result
+
+    def _measure(self) -> None:
+        """Tell the length control how long the last step took, once it has ended: on the CPU right away, on a GPU when
+        the next round has its tokens."""
+        if self._running is not None:
+            kind, batch, width, start = self._running
+            self._drafter.control.timed(kind, batch, width, time.perf_counter() - start)
+            self._running = None
 
     def _turns(self, batch: Any) -> list[_Turn]:
         """Take in what was confirmed since the last round."""
@@ -195,7 +213,7 @@ class UagWorker(BaseSpecWorker):
                       if rid not in here and self._round_number - seen > FORGOTTEN_AFTER])
         turns = []
         for req, late in zip(batch.reqs, self._unprocessed(batch), strict=True):
-            output = [*req.output_ids, *late]
+            output = req.output_ids + array("q", late) if late else req.output_ids
             room = req.sampling_params.max_new_tokens - len(output) - 1
             turn = _Turn(req, output, max(min(self.width - 1, room), 0))
             think = getattr(req, "think", None)
@@ -222,8 +240,7 @@ class UagWorker(BaseSpecWorker):
         if drafting.taken > len(prompt) + len(output):  # retraction dropped tokens that were in flight
             self._forget([req.rid])
             drafting = self._drafting(req)
-        known = drafting.taken
-        new = output[known - len(prompt) :] if known >= len(prompt) else [*prompt[known:], *output]
+        new = _ids(req, output, drafting.taken, len(prompt) + len(output))
         drafting.confirm(new)
         if drafting.proposed:
             self._drafter.observe(drafting, min(len(new) - 1, drafting.proposed))
@@ -312,6 +329,14 @@ class UagWorker(BaseSpecWorker):
             logits_output=forward.logits_output, next_token_ids=next_token_ids,
             can_run_cuda_graph=forward.can_run_cuda_graph, accept_lens=accept_lens, new_seq_lens=new_seq_lens,
             next_draft_input=relay, speculative_num_draft_tokens=width)
+
+
+def _ids(req: Any, output: Sequence[int], start: int, end: int) -> Sequence[int]:
+    """Ids `start` to `end` of prompt and output. Only these are copied."""
+    prompt = req.origin_input_ids_unpadded
+    if start >= len(prompt):
+        return output[start - len(prompt) : end - len(prompt)]
+    return [*prompt[start:end], *output[: max(end - len(prompt), 0)]]
 
 
 def may_draft(req: Any) -> bool:
