@@ -41,11 +41,14 @@ FORGOTTEN_AFTER = 64
 
 
 class UagVerifyInput(NgramVerifyInput):
-    """sglang's input of a verification, for chains; its relay between rounds serves as it is."""
+    """sglang's input of a verification, for chains; its relay between rounds serves as it is.
+
+    With a mask, a chain is a tree like any of NGRAM's, for which sglang captures its graphs.
+    """
 
     @property
     def tree_topk(self) -> int:
-        return 1
+        return 1 if self.custom_mask is None else -1
 
 
 class _Running(NamedTuple):
