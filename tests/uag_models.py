@@ -36,7 +36,8 @@ OTHER_CUTS = Scripts(_CUTS, added=sorted({p for s in _CUTS for p in s} - {"p", "
 
 def build_random_model(folder: Path, seed: int = 0, hidden: int = 64, vocabulary: int = 420, spread: float = 0.3,
                        positions: int = 2048) -> Path:
-    """A random Llama of two layers with a byte-level BPE of its own: as a draft of any real model it is hopeless.
+    """A random Llama of two layers with a byte-level BPE of its own, which writes ASCII: as a draft of any real model
+    it is hopeless, but what it writes can be translated.
 
     Args:
         hidden: width; heads are of 16.
@@ -53,6 +54,9 @@ def build_random_model(folder: Path, seed: int = 0, hidden: int = 64, vocabulary
             vocab_size=len(tokenizer), hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=2,
             num_attention_heads=hidden // 16, max_position_embeddings=positions, initializer_range=spread,
             eos_token_id=tokenizer.convert_tokens_to_ids("<|end|>"), bos_token_id=None))
+    written = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+    with torch.no_grad():
+        model.lm_head.weight[[i for i, t in enumerate(written) if not t.isalnum() or not t.isascii()]] = 0
     model.save_pretrained(folder)
     return folder
 
