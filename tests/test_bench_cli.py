@@ -118,15 +118,15 @@ def test_a_peer_is_measured_in_its_own_spelling(told_server: servers.Server, tmp
     assert summary["servers"][0]["facts"]["version"] == "0.5.23"
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_leaves_no_server_and_keeps_what_was_measured(how: signal.Signals, tmp_path: Path) -> None:
+def test_an_interrupt_leaves_no_server_and_keeps_what_was_measured(tmp_path: Path) -> None:
+    """SIGTERM takes the way of Ctrl-C."""
     out = tmp_path / "out"
     command = [sys.executable, "-m", "sglang_ext.bench", "budget", "--requests", "4000", "--concurrency", "4",
                "--budgets", "8,16", "--out", str(out)]
     process = subprocess.Popen(command, cwd=servers.ROOT, env=servers.environment(), stderr=subprocess.PIPE, text=True)
     try:
         children = wait_for_rows(process, out / "results.jsonl", 5)
-        process.send_signal(how)
+        process.terminate()
         _, said = process.communicate(timeout=90)
     finally:
         process.kill()

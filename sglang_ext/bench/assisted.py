@@ -33,12 +33,14 @@ class Assisted:
     def load(cls, target: str, draft: str | None, draft_tokens: int) -> Self:
         """Load the models from their folders; a draft proposes `draft_tokens` - 1 ids a round, as in sglang."""
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.bfloat16).eval().to(device)
+        model: Any = AutoModelForCausalLM.from_pretrained(target, dtype=torch.bfloat16)
+        model.eval().to(device)
         model.generation_config.eos_token_id = None  # a response goes on, as with `ignore_eos` in sglang
         tokenizer = AutoTokenizer.from_pretrained(target)
         if draft is None:
             return cls(model, tokenizer)
-        assistant = AutoModelForCausalLM.from_pretrained(draft, dtype=torch.bfloat16).eval().to(device)
+        assistant: Any = AutoModelForCausalLM.from_pretrained(draft, dtype=torch.bfloat16)
+        assistant.eval().to(device)
         assistant.generation_config.eos_token_id = None
         assistant.generation_config.num_assistant_tokens = draft_tokens - 1
         assistant.generation_config.num_assistant_tokens_schedule = "constant"

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import httpx
@@ -74,9 +75,13 @@ def measure(args: argparse.Namespace, record: Run) -> None:
                     label = f"{way}, {name}"
                     for url in workers:  # so that the same questions are as new to every load
                         _flush(url)
-                    seconds = _load(args, endpoint, way, budget, tasks, label,
-                                    lambda row, label=label: record.add("query", way=label, **row))
+                    keep = partial(_keep, record, label)
+                    seconds = _load(args, endpoint, way, budget, tasks, label, keep)
                     record.add("load", way=label, budget=budget, seconds=seconds)
+
+
+def _keep(record: Run, way: str, row: Row) -> None:
+    record.add("query", way=way, **row)
 
 
 @contextmanager
@@ -122,7 +127,7 @@ def _router(urls: Sequence[str], record: Run) -> Iterator[str]:
 
 
 def _generates(url: str) -> bool:
-    body = {"text": "x", "sampling_params": {"max_new_tokens": 1}}
+    body: dict[str, Any] = {"text": "x", "sampling_params": {"max_new_tokens": 1}}
     return requests.post(url + "/generate", json=body, timeout=60).status_code == requests.codes.ok
 
 

@@ -20,7 +20,7 @@ COLOURS = ("#16324f", "#c8553d", "#3f9c8f", "#e0a84e", "#7a5c9e", "#9a9a9a", "#b
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 DASHES = ("-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)), (0, (1, 1)), (0, (8, 2)))
 HATCHES = ("", "///", "...", "\\\\\\", "xxx", "ooo", "---")
-STYLE = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
+STYLE: dict[Any, Any] = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
          "axes.axisbelow": True, "grid.color": "#dddddd", "grid.linewidth": 0.6, "hatch.linewidth": 0.5,
          "legend.frameon": False}
 

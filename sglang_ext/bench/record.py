@@ -17,7 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Self
 
-import psutil
+import psutil  # type: ignore[import-untyped]
 
 from .errors import BenchError
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import psutil
+import psutil  # type: ignore[import-untyped]
 import requests
 from tqdm import tqdm  # type: ignore[import-untyped]
 

@@ -76,10 +76,9 @@ class Stream:
         text = "".join(self.answer)
         output = self.usage.get("completion_tokens")
         details = self.usage.get("completion_tokens_details") or {}
-        reasoning = details.get("reasoning_tokens")
-        source = "chunks" if reasoning is None or (not reasoning and self.thought) else "usage"
-        if source == "chunks":
-            reasoning = len(self.thought)
+        reasoning, source = details.get("reasoning_tokens"), "usage"
+        if reasoning is None or (not reasoning and self.thought):
+            reasoning, source = len(self.thought), "chunks"
         answer_len = len(self.answer) if source == "chunks" or output is None else output - reasoning
         think = self.usage.get("think") or {}
         if "outcome" in think:

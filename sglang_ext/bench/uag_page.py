@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -38,13 +38,13 @@ def added(histograms: Iterable[Sequence[int]]) -> list[int]:
 
 def told(reports: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     """Numbers of reports, summed; those of an object inside are named `object.number`."""
-    total: Counter[str] = Counter()
+    total: defaultdict[str, float] = defaultdict(float)
     for report in reports:
         for name, value in report.items():
-            if isinstance(value, Mapping):
-                total.update({f"{name}.{key}": n for key, n in value.items() if isinstance(n, int | float)})
-            elif isinstance(value, int | float) and not isinstance(value, bool):
-                total[name] += value
+            inside = {f"{name}.{key}": n for key, n in value.items()} if isinstance(value, Mapping) else {name: value}
+            for key, number in inside.items():
+                if isinstance(number, int | float) and not isinstance(number, bool):
+                    total[key] += number
     return dict(total)
 
 

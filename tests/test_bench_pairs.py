@@ -1,0 +1,140 @@
+"""What the benchmark makes of drafts, and of two calls against one."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from sglang_ext.bench import double_query, overhead, plots, uag, uag_page
+from sglang_ext.bench.__main__ import _parser
+from sglang_ext.bench.errors import BenchError
+from sglang_ext.bench.models import Served
+from sglang_ext.bench.processor import Markers
+from sglang_ext.bench.record import Record
+from sglang_ext.bench.workload import Task
+
+KINDS = ("chat", "numbers")
+
+
+def reply(kind: str, number: int, text: str = "same", **more: Any) -> dict[str, Any]:
+    return {"kind": kind, "prompt": f"{kind} {number}", "text": text, "tokens": 12, **more}
+
+
+def batch(way: str, size: int, seconds: float, **more: Any) -> list[dict[str, Any]]:
+    return [{"type": "batch", "way": way, "size": size, "repeat": 1, "seconds": seconds,
+             "responses": [reply(kind, n, **more) for n in range(size)]} for kind in KINDS]
+
+
+def pair_rows() -> list[dict[str, Any]]:
+    told = {"draft_forwards": 20, "translation_us": 300.5, "rejections": {"pending": 2, "special": 0}, "paused": True}
+    spec = {"spec_verify_ct": 4, "spec_correct_drafts_histogram": [1, 1, 0, 2]}
+    return [*batch("plain", 1, 2.0), *batch("plain", 4, 4.0), *batch("ngram", 1, 1.0, **spec),
+            *batch("ngram", 4, 5.0, **spec), *batch("uag small", 1, 0.5, text="other", uag=told, **spec),
+            *batch("transformers plain", 1, 4.0), *batch("transformers assisted small", 1, 8.0, spec_verify_ct=6)]
+
+
+@pytest.fixture
+def args() -> argparse.Namespace:
+    found = _parser().parse_args(["uag", "--draft", "a/small", "--draft", "b/large"])
+    for name, value in uag.QUICK.items():
+        setattr(found, name, value)
+    return found
+
+
+def test_acceptance_by_position() -> None:
+    assert uag_page.by_position([1, 1, 0, 2]) == [0.75, 0.5, 0.5]
+    assert uag_page.by_position([]) == []
+    assert uag_page.by_position([0, 0]) == []
+    assert uag_page.added([[1, 2], [1, 0, 3], ()]) == [2, 2, 3]
+
+
+def test_reports_are_summed() -> None:
+    told = uag_page.told([{"a": 1, "why": {"x": 2, "y": 1}, "on": True, "name": "n"}, {"a": 2.5, "why": {"x": 1}}])
+    assert told == {"a": 3.5, "why.x": 3, "why.y": 1}
+
+
+def test_figures_of_pairs() -> None:
+    found = uag_page.numbers(pair_rows())
+    assert found["plain"]["tokens_per_second"] == {1: 6.0, 4: 12.0}
+    assert found["plain"]["accept_length"] is None
+    assert found["plain"]["as_plain"] == 1
+    assert found["ngram"]["accept_length"] == 3
+    assert found["ngram"]["by_position"] == [0.75, 0.5, 0.5]
+    assert found["uag small"]["as_plain"] == 0
+    assert found["uag small"]["told"] == {"draft_forwards": 40, "translation_us": 601, "rejections.pending": 4,
+                                          "rejections.special": 0}
+    assert found["transformers assisted small"]["accept_length_by_kind"] == {"chat": 2, "numbers": 2}
+
+
+def test_speed_is_compared_within_an_engine() -> None:
+    made = uag_page.page(Record({"flags": {"new": 12, "draft_tokens": 4}}, pair_rows(), "complete"))
+    sped = {way: values["speed_up"] for way, values in made.summary["ways"].items()}
+    assert sped["plain"] == {}
+    assert sped["ngram"] == pytest.approx({1: 2.0, 4: 0.8})
+    assert sped["uag small"] == {1: 4.0}
+    assert sped["transformers assisted small"] == {1: 0.5}
+    assert len(made.plots) == 4
+    time = next(table for table in made.tables if "time" in table.title)
+    assert ["translation_us", 75.125] in time.rows  # of 8 rounds
+    for plot in made.plots:
+        plots.plt.close(plot.figure)
+
+
+def test_each_pair_has_a_server(args: argparse.Namespace) -> None:
+    flags = uag.plan(args)
+    assert list(flags) == ["plain", "ngram", "uag small", "uag large"]
+    assert flags["uag large"] == ["--speculative-algorithm", "UAG", "--speculative-draft-model-path", "b/large",
+                                  "--speculative-num-draft-tokens", "8"]
+
+
+def test_no_prompt_comes_twice(args: argparse.Namespace) -> None:
+    """NGRAM would know its response by heart."""
+    prompts = uag._prompts(args, None)
+    assert set(prompts) == {(size, repeat) for size in args.batches for repeat in (0, 1)}
+    texts = Counter(text for load in prompts.values() for _, text in load)
+    assert set(texts.values()) == {1}
+    assert all(Counter(kind for kind, _ in load) == dict.fromkeys(("chat", "copying", "code", "numbers"), size)
+               for (size, _), load in prompts.items())
+    assert prompts == uag._prompts(args, None)
+
+
+def test_who_ends_the_thinking() -> None:
+    args = argparse.Namespace(extra_body={"top_p": 0.9}, max_tokens=64, budget_field="think_budget")
+    task = Task([{"role": "user", "content": "a"}])
+    inside = double_query.query_of(args, double_query.INSIDE, 16, task)
+    outside = double_query.query_of(args, double_query.OUTSIDE, 16, task)
+    assert (inside.think_budget, outside.think_budget) == (-1, 16)
+    assert inside.params == {"temperature": 0, "top_p": 0.9, "custom_params": {"think_budget": 16}}
+    assert "custom_params" not in outside.params
+    args.budget_field = "thinking_token_budget"
+    assert double_query.query_of(args, double_query.INSIDE, 16, task).params["thinking_token_budget"] == 16
+
+
+def test_figures_of_two_calls() -> None:
+    row = {"ttft": 0.1, "answer_ttft": 0.5, "latency": 1.0, "calls": 2, "cached_tokens": 50, "empty": False,
+           "right": True}
+    got = double_query.numbers([row, {**row, "calls": 1, "cached_tokens": None, "latency": 3.0, "right": False},
+                                {"error": "500"}], 2.0)
+    assert (got["requests"], got["failed"], got["requests_per_second"]) == (3, 1, 1.0)
+    assert (got["calls"], got["cached_tokens"], got["right"], got["latency_p50"]) == (1.5, 50, 0.5, 2.0)
+
+
+@pytest.mark.parametrize(("on_cpu", "markers", "asked", "expected"), [
+    (False, Markers(3, 4, 5), None, ["plugin", "ours", "processor", "strict"]),
+    (True, Markers(3, 4, 5), None, ["plugin", "ours", "processor"]),
+    (False, None, None, ["plugin", "ours"]),
+    (True, Markers(3, 4, 5), ["ours"], ["ours"]),
+])
+def test_kinds_that_can_be_had(on_cpu: bool, markers: Markers | None, asked: list[str] | None, expected: list[str],
+                               demo_model: Any) -> None:
+    assert overhead._kinds(asked, Served(demo_model, "m", [], on_cpu), markers) == expected
+
+
+def test_kinds_that_cannot_be_had_are_said(demo_model: Any) -> None:
+    with pytest.raises(BenchError, match=r"--kinds: strict .* CPU path; accepted here: plugin,ours,processor"):
+        overhead._kinds(["strict"], Served(demo_model, "m", [], True), Markers(3, 4, 5))
+    with pytest.raises(BenchError, match=r"--kinds: processor .* not one token each"):
+        overhead._kinds(["processor"], Served(demo_model, "m", [], False), None)
