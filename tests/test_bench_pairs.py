@@ -64,8 +64,10 @@ def test_figures_of_pairs() -> None:
     assert found["ngram"]["accept_length"] == 3
     assert found["ngram"]["by_position"] == [0.75, 0.5, 0.5]
     assert found["uag small"]["as_plain"] == 0
-    assert found["uag small"]["told"] == {"draft_forwards": 40, "translation_us": 601, "rejections.pending": 4,
-                                          "rejections.special": 0}
+    assert found["plain"]["round"] == {}
+    assert found["ngram"]["round"] == {"milliseconds": 250.0}
+    assert found["uag small"]["round"] == {"milliseconds": 125.0, "draft_forwards": 5, "translation_us": 75.125,
+                                           "rejections.pending": 0.5, "rejections.special": 0}
     assert found["transformers assisted small"]["accept_length_by_kind"] == {"chat": 2, "numbers": 2}
 
 
@@ -76,18 +78,18 @@ def test_speed_is_compared_within_an_engine() -> None:
     assert sped["ngram"] == pytest.approx({1: 2.0, 4: 0.8})
     assert sped["uag small"] == {1: 4.0}
     assert sped["transformers assisted small"] == {1: 0.5}
-    assert len(made.plots) == 4
-    time = next(table for table in made.tables if "time" in table.title)
-    assert ["translation_us", 75.125] in time.rows  # of 8 rounds
+    assert [plot.name for plot in made.plots] == ["speed", "speed-up", "positions", "kinds", "causes"]
+    rounds = next(table for table in made.tables if "round" in table.title)
+    assert ["translation_us", None, 75.125, None] in rounds.rows
     for plot in made.plots:
         plots.plt.close(plot.figure)
 
 
 def test_each_pair_has_a_server(args: argparse.Namespace) -> None:
     flags = uag.plan(args)
-    assert list(flags) == ["plain", "ngram", "uag small", "uag large"]
+    assert list(flags) == ["plain", "ngram", "uag small", "uag large", "uag-fixed small", "uag-fixed large"]
     assert flags["uag large"] == ["--speculative-algorithm", "UAG", "--speculative-draft-model-path", "b/large",
-                                  "--speculative-num-draft-tokens", "8"]
+                                  "--speculative-num-draft-tokens", "8", "--uag-lengths", "auto"]
 
 
 def test_no_prompt_comes_twice(args: argparse.Namespace) -> None:

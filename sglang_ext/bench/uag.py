@@ -23,8 +23,8 @@ __all__ = ["FULL", "HELP", "QUICK", "add_flags", "check", "measure", "page"]
 HELP = "draft pairs against no speculation, NGRAM and transformers' assisted generation"
 QUICK = {"batches": [1, 4], "repeats": 1, "new": 48}
 FULL = {"batches": [1, 4, 8, 16], "repeats": 2, "new": 128}
-NGRAM, UAG = "ngram", "uag"
-WAYS = (PLAIN, NGRAM, UAG, HF)
+NGRAM, UAG, FIXED = "ngram", "uag", "uag-fixed"
+WAYS = (PLAIN, NGRAM, UAG, FIXED, HF)
 DRAWS = 50
 """Most tries for a prompt that was not there before."""
 Prompts = dict[tuple[int, int], list[tuple[str, str]]]
@@ -37,7 +37,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--draft", action="append", default=[], metavar="D",
                         help="folder of a draft model; may be given more than once, each is a pair with the model")
     parser.add_argument("--ways", type=choices(*WAYS), metavar="W,W,...", default=list(WAYS),
-                        help=f"what is measured (default: {','.join(WAYS)})")
+                        help=f"what is measured; {FIXED} drafts as much as it may, always (default: {','.join(WAYS)})")
     parser.add_argument("--draft-tokens", type=whole(2), default=8, metavar="K",
                         help="positions of a verification (default: %(default)s)")
     parser.add_argument("--batches", type=wholes(1), metavar="N,N,...", help="requests at a time (default: 1 to 16)")
@@ -49,7 +49,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def check(args: argparse.Namespace) -> None:
     """Raise BenchError for values that are not accepted together."""
-    if {UAG, HF} & set(args.ways) and not args.draft and not args.url:
+    if {UAG, FIXED, HF} & set(args.ways) and not args.draft and not args.url:
         raise BenchError(f"--draft: none is given; accepted with --ways {','.join(args.ways)}: the folder of a draft "
                          f"model. Without one: --ways {PLAIN},{NGRAM}")
     for draft in args.draft:
@@ -83,9 +83,10 @@ def plan(args: argparse.Namespace) -> dict[str, list[str]]:
     out: dict[str, list[str]] = {PLAIN: []} if PLAIN in args.ways else {}
     if NGRAM in args.ways:
         out[NGRAM] = ["--speculative-algorithm", "NGRAM", *width]
-    if UAG in args.ways:
-        out |= {_pair(UAG, draft): ["--speculative-algorithm", "UAG", "--speculative-draft-model-path", draft, *width]
-                for draft in args.draft}
+    for way, lengths in ((UAG, "auto"), (FIXED, "fixed")):
+        if way in args.ways:
+            out |= {_pair(way, draft): ["--speculative-algorithm", "UAG", "--speculative-draft-model-path", draft,
+                                        *width, "--uag-lengths", lengths] for draft in args.draft}
     return out
 
 

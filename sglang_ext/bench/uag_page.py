@@ -15,6 +15,8 @@ PLAIN, HF = "plain", "transformers"
 HF_PLAIN, HF_ASSISTED = f"{HF} plain", f"{HF} assisted"
 REPORT = "uag"
 """Key of `meta_info` under which a server with a draft of another tokenizer tells what it did."""
+CAUSES = "rejections."
+"""How `told` names the numbers of its object of causes."""
 
 
 def by_position(histogram: Sequence[int]) -> list[float]:
@@ -64,10 +66,20 @@ def numbers(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             "accept_length": sum(r["tokens"] for r in responses) / rounds if rounds else None,
             "accept_length_by_kind": {kind: _accept_length([r for r in responses if r["kind"] == kind])
                                       for kind in dict.fromkeys(r["kind"] for r in responses)} if rounds else {},
-            "by_position": by_position(histogram), "rounds": rounds, "tokens": sum(r["tokens"] for r in responses),
-            "seconds": sum(row["seconds"] for row in mine), "as_plain": stats.mean(map(float, compared)),
-            "told": told(r[REPORT] for r in responses if r.get(REPORT))}
+            "by_position": by_position(histogram), "as_plain": stats.mean(map(float, compared)),
+            "round": _round([row for row in mine if row["size"] == min(r["size"] for r in mine)])}
     return out
+
+
+def _round(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Milliseconds of a round of verification and what the server tells of it, means over one batch size's rounds."""
+    responses = [r for row in rows for r in row["responses"]]
+    rounds = sum(r.get("spec_verify_ct") or 0 for r in responses)
+    reports = told(r[REPORT] for r in responses if r.get(REPORT))
+    if not rounds:
+        return {}
+    wall = sum(row["seconds"] * row["size"] for row in rows)
+    return {"milliseconds": 1000 * wall / rounds, **{name: value / rounds for name, value in reports.items()}}
 
 
 def _speed(rows: Sequence[Mapping[str, Any]]) -> float:
@@ -111,6 +123,10 @@ def page(record: Record) -> Page:
     if any(v["accept_length_by_kind"] for v in found.values()):
         out.plots.append(_kinds({way: v["accept_length_by_kind"] for way, v in found.items()
                                  if v["accept_length_by_kind"]}))
+    causes = {way: {name.partition(".")[2]: n for name, n in v["round"].items() if name.startswith(CAUSES)}
+              for way, v in found.items()}
+    if any(sum(of.values()) for of in causes.values()):
+        out.plots.append(_causes({way: of for way, of in causes.items() if of}))
     out.tables += _tables(found, sizes)
     return out
 
@@ -143,6 +159,17 @@ def _kinds(lengths: dict[str, dict[str, float | None]]) -> Plot:
                 "Tokens that one forward pass of the model confirms, its own included: 1 is no gain.")
 
 
+def _causes(causes: dict[str, dict[str, float]]) -> Plot:
+    figure, (axes,) = plots.panels()
+    names = [name for name in dict.fromkeys(name for of in causes.values() for name in of)
+             if any(of.get(name) for of in causes.values())]
+    plots.bars(axes, {way: [of.get(name, 0) for name in names] for way, of in causes.items()})
+    plots.label(axes, "cause", "a round", names)
+    plots.legend(figure, axes, 3)
+    return Plot("causes", "What ends a draft", figure,
+                "verification: tokens that the model chose otherwise. The others: drafts not made, or cut short.")
+
+
 def _tables(found: dict[str, Any], sizes: list[int]) -> list[Table]:
     out = [Table("Every way", ["way", *(f"tokens/s at {size}" for size in sizes),
                                *(f"speed-up at {size}" for size in sizes), "accept length", "text as plain's"],
@@ -151,12 +178,11 @@ def _tables(found: dict[str, Any], sizes: list[int]) -> list[Table]:
                   for way, v in found.items()],
                  "A text may differ from that without speculation where two logits are about equal: the order of sums "
                  "in a batch then decides.")]
-    reports = {way: v for way, v in found.items() if v["told"]}
-    if reports:
-        names = list(dict.fromkeys(name for v in reports.values() for name in v["told"]))
-        out.append(Table("Where the time goes, as the server tells",
-                         ["number", *(f"{way}, a round" for way in reports)],
-                         [[name, *(v["told"].get(name, 0) / max(v["rounds"], 1) for v in reports.values())]
-                          for name in names],
-                         "Sums over all responses, divided by their rounds of verification."))
+    rounds = {way: v["round"] for way, v in found.items() if v["round"]}
+    if rounds:
+        names = list(dict.fromkeys(name for of in rounds.values() for name in of))
+        out.append(Table(f"A round of verification, {min(sizes)} at a time", ["mean of a round", *rounds],
+                         [[name, *(of.get(name) for of in rounds.values())] for name in names],
+                         "Milliseconds are of the whole round; the rest is what the server tells of its drafts, by "
+                         "request (meta_info.uag)."))
     return out
