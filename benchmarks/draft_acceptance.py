@@ -2,10 +2,8 @@
 
     python benchmarks/draft_acceptance.py [--target T] [--draft D] [--prompts 12] [--tokens 64] [--replies FILE]
 
-The target continues prompts that no training saw. Along each reply the draft then plays its part of every round: it
-reads its own tokenization of the confirmed text and goes on greedily until its text makes K tokens of the target; those
-that equal the reply's next tokens are accepted, and the round confirms one more, as verification does. Appends one JSON
-object to benchmarks/results/draft_acceptance.jsonl.
+The target continues prompts that no training saw. Along each reply the draft then plays its part of every round, see
+`sglang_ext/uag/played.py`. Appends one JSON object to benchmarks/results/draft_acceptance.jsonl.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ import os
 import platform
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -25,8 +23,11 @@ import torch
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from sglang_ext.uag.played import Played, Tally, play
+from sglang_ext.uag.specials import SpecialMap
 from sglang_ext.uag.train_draft_prompts import KINDS, Prompt, PromptMaker
-from sglang_ext.vocab import token_bytes
+from sglang_ext.uag.translation import Translator
+from sglang_ext.uag.vocabulary import Vocabulary
 
 RESULTS = Path(__file__).resolve().parent / "results" / "draft_acceptance.jsonl"
 WIDTHS = (4, 8)
@@ -56,76 +57,6 @@ class Reply:
     ids: list[int]
 
 
-@dataclass
-class Tally:
-    """What the rounds of one kind came to."""
-
-    rounds: int = 0
-    proposed: int = 0
-    accepted: int = 0
-    draft_steps: int = 0
-
-    def summary(self) -> dict[str, float]:
-        rounds = max(self.rounds, 1)
-        return {"acceptance": round(self.accepted / max(self.proposed, 1), 4),
-                "tokens_per_round": round(self.accepted / rounds + 1, 3),
-                "draft_steps_per_round": round(self.draft_steps / rounds, 2), **asdict(self)}
-
-
-@dataclass
-class Draft:
-    """The draft's side of a round, in the target's tokens."""
-
-    model: Any
-    tokenizer: Any
-    target: Any
-    pieces: list[bytes] = field(init=False)  # [vocab of the target], what each id writes
-
-    def __post_init__(self) -> None:
-        self.pieces = token_bytes(self.target)
-
-    def propose(self, confirmed: Sequence[tuple[str, list[int]]], width: int) -> list[tuple[list[int], int]]:
-        """Proposed ids of the target, at most `width`, and draft steps taken, for prompts with what follows them."""
-        texts = [self._text(prompt, ids) for prompt, ids in confirmed]
-        known = [i for i, text in enumerate(texts) if text is not None]
-        out: list[tuple[list[int], int]] = [([], 0)] * len(texts)
-        if not known:
-            return out
-        inputs = self.tokenizer([texts[i] for i in known], return_tensors="pt", padding=True, padding_side="left",
-                                return_token_type_ids=False)
-        with torch.inference_mode():
-            ids = self.model.generate(**inputs, max_new_tokens=2 * width, do_sample=False)
-        for i, new in zip(known, ids[:, inputs["input_ids"].shape[1]:].tolist(), strict=True):
-            out[i] = self._translate(str(texts[i]), confirmed[i], new, width)
-        return out
-
-    def _text(self, prompt: str, ids: list[int]) -> str | None:
-        """The confirmed text; None in the middle of a character, where there is no draft."""
-        try:
-            return prompt + b"".join(self.pieces[i] for i in ids).decode()
-        except UnicodeDecodeError:
-            return None
-
-    def _translate(self, text: str, confirmed: tuple[str, list[int]], new: list[int], width: int
-                   ) -> tuple[list[int], int]:
-        """The fewest draft tokens that make `width` tokens of the target."""
-        end = new.index(self.tokenizer.eos_token_id) if self.tokenizer.eos_token_id in new else len(new)
-        before = self.target(confirmed[0], add_special_tokens=False)["input_ids"] + confirmed[1]
-        ids: list[int] = []
-        for steps in range(1, end + 1):
-            ids = self._continuation(text, before, self.tokenizer.decode(new[:steps]))
-            if len(ids) >= width:
-                return ids[:width], steps
-        return (([*ids, self.target.eos_token_id], end + 1) if end < len(new) else (ids, end))
-
-    def _continuation(self, text: str, before: list[int], drafted: str) -> list[int]:
-        """Drafted text in the target's ids, in the context that stands before it where its ids allow that."""
-        whole = self.target(text + drafted, add_special_tokens=False)["input_ids"]
-        if whole[: len(before)] == before:
-            return list(whole[len(before):])
-        return list(self.target(drafted, add_special_tokens=False)["input_ids"])
-
-
 def replies(target_path: str, count: int, tokens: int, seed: int) -> list[Reply]:
     """The target's greedy continuations of `count` held-out prompts of every kind."""
     tokenizer = AutoTokenizer.from_pretrained(target_path, padding_side="left")
@@ -152,26 +83,13 @@ def held_out(maker: PromptMaker, kind: str) -> Prompt:
     return prompt
 
 
-def measure(draft: Draft, answers: Sequence[Reply], width: int) -> dict[str, Tally]:
-    """Play the rounds of all replies side by side, until every reply is confirmed."""
+def measure(model: Any, target: Any, translator: Translator, answers: Sequence[Reply], width: int) -> dict[str, Tally]:
+    """Tallies by kind of the rounds of all replies."""
+    texts = [Played(target(a.prompt, add_special_tokens=False)["input_ids"], a.ids) for a in answers]
     tallies = {kind: Tally() for kind in KINDS}
-    done = [0] * len(answers)
     with tqdm(total=sum(len(a.ids) for a in answers), desc=f"draft of {width}", unit="tok") as bar:
-        while active := [i for i, a in enumerate(answers) if done[i] < len(a.ids)]:
-            proposals = draft.propose([(answers[i].prompt, answers[i].ids[: done[i]]) for i in active], width)
-            for i, (proposed, steps) in zip(active, proposals, strict=True):
-                wanted = answers[i].ids[done[i] :]
-                proposed = proposed[: len(wanted)]
-                accepted = next((j for j, (a, b) in enumerate(zip(proposed, wanted, strict=False)) if a != b),
-                                len(proposed))
-                tally = tallies[answers[i].kind]
-                tally.rounds += 1
-                tally.proposed += len(proposed)
-                tally.accepted += accepted
-                tally.draft_steps += steps
-                advanced = min(accepted + 1, len(wanted))
-                done[i] += advanced
-                bar.update(advanced)
+        for answer, tally in zip(answers, play(model, translator, texts, width, bar.update), strict=True):
+            tallies[answer.kind].add(tally)
     return tallies
 
 
@@ -202,8 +120,11 @@ def main() -> None:
         if arguments.replies:
             arguments.replies.write_text(json.dumps([asdict(answer) for answer in answers]))
     model = AutoModelForCausalLM.from_pretrained(draft_path, dtype=torch.bfloat16).eval()
-    player = Draft(model, AutoTokenizer.from_pretrained(draft_path), AutoTokenizer.from_pretrained(target_path))
-    widths = {str(k): {kind: t.summary() for kind, t in measure(player, answers, k).items()} for k in WIDTHS}
+    target = AutoTokenizer.from_pretrained(target_path)
+    ours, theirs = Vocabulary.of(target), Vocabulary.of(AutoTokenizer.from_pretrained(draft_path))
+    translator = Translator(ours, theirs, SpecialMap.of(ours, theirs))
+    widths = {str(k): {kind: t.summary() for kind, t in measure(model, target, translator, answers, k).items()}
+              for k in WIDTHS}
     record = {"date": date.today().isoformat(), "cpu": cpu_model(), "cores": len(os.sched_getaffinity(0)),
               "command": " ".join(["python", *sys.argv]), "note": arguments.note, "target": Path(target_path).name,
               "draft": Path(draft_path).name, "draft_parameters": model.num_parameters(), "dtype": "bfloat16",
