@@ -86,6 +86,16 @@ def test_a_key_is_sent_but_not_written(tmp_path: Path) -> None:
         assert b"sesame" not in path.read_bytes(), path
 
 
+@pytest.mark.parametrize("command", ["budget", "accuracy"])
+def test_a_server_that_refuses_every_request_ends_the_run(command: str, tmp_path: Path,
+                                                          capsys: pytest.CaptureFixture[str]) -> None:
+    with peer(lambda body: (400, [{"error": f"no field {sorted(body)[0]}"}])) as server:
+        argv = [command, "--url", server.url, "--budget-field", "a_budget", "--budgets", "4,-1", "--concurrency", "2"]
+        assert main([*argv, "--out", str(tmp_path / "out")]) == 1
+    assert "no request was answered: 400" in capsys.readouterr().err
+    assert [body.get("a_budget") for body in server.bodies] == [4, 4]
+
+
 def test_ids_of_markers_are_those_of_the_model(demo_model: Path) -> None:
     found = processor.markers_of(reasoner())
     assert found is not None

@@ -27,7 +27,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     common.add_server_flags(parser)
     common.add_load_flags(parser)
     parser.add_argument("--budgets", type=wholes(UNLIMITED), metavar="N,N,...",
-                        help="budgets in tokens, -1 = no limit (default: 0 to 128, and none)")
+                        help="budgets in tokens, the last may be -1 for no limit (default: 0 to 128, and -1)")
     parser.add_argument("--each", type=whole(3), metavar="N",
                         help="questions of each kind that wants thinking, without --dataset (default: 60; quick: 15)")
     parser.add_argument("--concurrency", type=whole(1), default=32, metavar="N",
@@ -46,6 +46,7 @@ def measure(args: argparse.Namespace, record: Run) -> None:
     if not args.dataset:
         record.add("chance", share=chance(asked))
     with common.server(args, record) as target:
+        common.warm_up(target, args)
         for budget in args.budgets:
             run(target, [Ask(t, budget) for t in tasks], concurrency=args.concurrency,
                 label=f"budget {common.shown(budget)}", keep=lambda row: record.add("answer", **row))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from . import common, plots, stats
@@ -29,7 +29,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     common.add_server_flags(parser)
     common.add_load_flags(parser)
     parser.add_argument("--budgets", type=wholes(UNLIMITED), metavar="N,N,...",
-                        help="budgets in tokens, -1 = no limit (default: 0 to 96, and none)")
+                        help="budgets in tokens, the last may be -1 for no limit (default: 0 to 96, and -1)")
     parser.add_argument("--tenants", type=tenants, metavar="NAME=N,...", default=TENANTS,
                         help="budgets of tenants that share the last load (default: free=16,plus=48,pro=-1)")
     parser.add_argument("--request-rate", type=positive, metavar="R",
@@ -48,8 +48,7 @@ def measure(args: argparse.Namespace, record: Run) -> None:
     """Measure, and hand every row to `record`."""
     tasks = common.tasks(args, args.requests)
     with common.server(args, record) as target:
-        send(target, args, [Ask(task) for task in common.tasks(args, args.concurrency, "warm-up")], "warm-up",
-             lambda row: None)
+        common.warm_up(target, args)
         for budget in args.budgets:
             point(target, args, record, common.shown(budget), [Ask(task, budget) for task in tasks])
         point(target, args, record, "tenants", shared(tasks, args.tenants))
@@ -63,13 +62,9 @@ def shared(tasks: Sequence[Task], budgets: dict[str, int]) -> list[Ask]:
 
 def point(target: Target, args: argparse.Namespace, record: Run, name: str, asks: list[Ask]) -> None:
     """One load of the sweep, and how long it took."""
-    seconds = send(target, args, asks, f"budget {name}", lambda row: record.add("response", point=name, **row))
+    seconds = run(target, asks, concurrency=args.concurrency, rate=args.request_rate, seed=args.seed,
+                  label=f"budget {name}", keep=lambda row: record.add("response", point=name, **row))
     record.add("load", point=name, seconds=seconds, requests=len(asks))
-
-
-def send(target: Target, args: argparse.Namespace, asks: list[Ask], label: str, keep: Callable[[Row], None]) -> float:
-    return run(target, asks, concurrency=args.concurrency, rate=args.request_rate, seed=args.seed, label=label,
-               keep=keep)
 
 
 def longest_answer(rows: Sequence[Row]) -> int | None:
@@ -203,8 +198,8 @@ def _tenants(by_tenant: dict[str, Any]) -> Plot:
 def _tables(by_point: dict[str, Any], by_tenant: dict[str, Any]) -> list[Table]:
     times = {"ttft_p50": "first token, p50", "answer_ttft_p50": "of the answer, p50", "answer_ttft_p99": "p99",
              "latency_p50": "whole response, p50", "latency_p99": "p99"}
-    counts = {"thought_mean": "thought, mean", "forced_mean": "written for it, mean", "empty": "empty answers",
-              "escapes": "escapes", "right": "right"}
+    counts = {"thought_mean": "thought, mean", "thought_p100": "most", "forced_mean": "written for it, mean",
+              "empty": "empty answers", "escapes": "escapes", "right": "right"}
     rates = {"requests": "requests", "failed": "failed", "requests_per_second": "requests/s",
              "tokens_per_second": "tokens/s"}
 

@@ -10,7 +10,8 @@ from contextlib import contextmanager
 
 from ..serve import DEMOS
 from . import options, servers, workload
-from .load import OURS, Row, Target
+from .errors import BenchError
+from .load import OURS, Ask, Row, Target, run
 from .options import UNLIMITED
 from .record import Run
 from .report import Table
@@ -75,6 +76,21 @@ def target(args: argparse.Namespace, url: str) -> Target:
     headers = {"Authorization": f"Bearer {args.api_key}"} if args.api_key else {}
     return Target(url, args.model or servers.model_name(url), args.budget_field, args.max_tokens, args.check,
                   args.extra_body, headers)
+
+
+def warm_up(to: Target, args: argparse.Namespace) -> None:
+    """One load of other questions with a budget, whose times do not count.
+
+    Raises:
+        BenchError: no request of it was answered, so none would be.
+    """
+    budget = next((b for b in args.budgets if b != UNLIMITED), UNLIMITED)
+    rows: list[Row] = []
+    run(to, [Ask(task, budget) for task in tasks(args, args.concurrency, "warm-up")], concurrency=args.concurrency,
+        label="warm-up", keep=rows.append)
+    errors = [row["error"] for row in rows if row.get("error")]
+    if len(errors) == len(rows):
+        raise BenchError(f"no request was answered: {errors[0]}")
 
 
 def shown(budget: int) -> str:
