@@ -88,6 +88,13 @@ def test_a_boundary_is_for_good(name: str, first: str, rest: str, start: bool) -
     assert settled + known.encode((first + rest).encode()[end:], start=False) == whole
 
 
+@pytest.mark.parametrize(("first", "rest"), [("then we'r", "e"), ("then don'", "t"), ("then 漢字AB", "c")])
+def test_two_pre_tokens_may_become_one(first: str, rest: str) -> None:
+    known = vocabulary("suffixes")
+    segment = known.segment(first.encode(), start=False)
+    assert known.encode((first + rest).encode(), start=False)[: segment.settled] == segment.ids[: segment.settled]
+
+
 @pytest.mark.parametrize("name", [n for n in ABLE if n != "unsplit"])
 def test_boundaries_are_found(name: str) -> None:
     data = b"The quick brown fox jumps over the lazy dog, then it stops"
@@ -142,6 +149,7 @@ def test_an_added_token_to_come_keeps_its_beginning_open() -> None:
 
 @pytest.mark.parametrize(("name", "bos", "eos"), [
     ("smollm2", None, {2}), ("tekken", 1, {2}), ("mistral", 1, {2}), ("slow", 1, {2}), ("tiktoken", None, {262}),
+    ("suffixes", None, {263}),
     ("always", 1, {2}), ("byte-level", None, {0}),
 ])
 def test_start_and_ends_of_text(name: str, bos: int | None, eos: set[int]) -> None:

@@ -113,15 +113,26 @@ def slow_sentencepiece() -> Any:
                            eos_token_id=2, encode=lambda text, add_special_tokens: [1, *model.encode(text)])
 
 
-def tiktoken_wrapper() -> Any:
-    """A tokenizer of transformers around a `tiktoken.Encoding` with control tokens."""
-    ranks = {bytes([b]): b for b in range(256)} | {b"he": 256, b"ll": 257, b"hell": 258, b" w": 259, b"or": 260}
-    pattern = (r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]"
-               r"|\s+(?!\S)|\s+")
+def tiktoken_wrapper(pattern: str, *pieces: bytes) -> Any:
+    """A tokenizer of transformers around a `tiktoken.Encoding` with control tokens.
+
+    Args:
+        pattern: of its pre-tokens.
+        pieces: of more than one byte, in the order of their merges.
+    """
+    ranks = {piece: i for i, piece in enumerate([*(bytes([b]) for b in range(256)), *pieces])}
+    end = len(ranks) + 1
     encoding = tiktoken.Encoding("test", pat_str=pattern, mergeable_ranks=ranks,
-                                 special_tokens={"<|im_end|>": 261, "<|endoftext|>": 262})
-    return SimpleNamespace(model=encoding, eos_token_id=262,
+                                 special_tokens={"<|im_end|>": len(ranks), "<|endoftext|>": end})
+    return SimpleNamespace(model=encoding, eos_token_id=end,
                            encode=lambda text, add_special_tokens: encoding.encode(text))
+
+
+QWEN = (r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]"
+        r"|\s+(?!\S)|\s+")
+WITH_SUFFIX = (r"[^\r\n\p{L}\p{N}]?\p{L}+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+"
+               r"|\s+(?!\S)|\s+")
+"""As of o200k: a contraction belongs to the word before it, so two pre-tokens become one with the next letter."""
 
 
 MAKERS: dict[str, Callable[[], Any]] = {
@@ -129,7 +140,8 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "tekken": lambda: mistral("tekken_240911.json"),
     "mistral": lambda: mistral("mistral_instruct_tokenizer_240323.model.v3"),
     "slow": slow_sentencepiece,
-    "tiktoken": tiktoken_wrapper,
+    "tiktoken": lambda: tiktoken_wrapper(QWEN, b"he", b"ll", b"hell", b" w", b"or"),
+    "suffixes": lambda: tiktoken_wrapper(WITH_SUFFIX, b"e'", b"n'", b"n't", b"e're", b"'r", b"r'"),
     "byte-level": byte_level,
     "unsplit": lambda: byte_level(regex=False),
     "always": lambda: byte_fallback("always"),
@@ -140,8 +152,8 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "nfkc": compatibility_forms,
     "wordpiece": wordpiece,
 }
-WITH_ALL_BYTES = ("tekken", "mistral", "slow", "tiktoken", "byte-level", "unsplit", "always", "first", "never",
-                  "prepend")
+WITH_ALL_BYTES = ("tekken", "mistral", "slow", "tiktoken", "suffixes", "byte-level", "unsplit", "always",
+                  "first", "never", "prepend")
 """Vocabularies that write any bytes."""
 ABLE = (*WITH_ALL_BYTES, "smollm2", "unigram", "nfkc")
 

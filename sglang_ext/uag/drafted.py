@@ -38,6 +38,7 @@ class DraftText:
         self._settled = len(self.ids)  # ids that no text to come can change
         self._tail = b""  # the text after them
         self._start = True  # whether nothing stands before the tail
+        self._reason = ""  # why the last failed encoding failed
         self._retry = 0  # bytes of the tail below which it is not encoded again
 
     @property

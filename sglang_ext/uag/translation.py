@@ -18,7 +18,7 @@ from .drafted import DraftText, Part
 from .specials import TURN_STARTS, SpecialMap
 from .vocabulary import Untranslatable, Vocabulary, incomplete
 
-_MEMORY = 256  # tokens of the target over which the draft's tokens for one of them are averaged
+_MEMORY = 256.0  # tokens of the target over which the draft's tokens for one of them are averaged
 
 PENDING, SPECIAL, UNTRANSLATABLE, END = "pending", "special", "untranslatable", "end"
 
@@ -223,9 +223,11 @@ class TranslatedReading:
         yield bytes(run)
 
     def _weigh(self, target_ids: int, draft_ids: int) -> None:
-        fade = max(0.0, 1 - target_ids / _MEMORY)
-        self._target_count = self._target_count * fade + target_ids
-        self._draft_count = max(self._draft_count * fade + draft_ids, 0.0)
+        self._target_count += target_ids
+        self._draft_count = max(self._draft_count + draft_ids, 0.0)
+        if self._target_count > _MEMORY:
+            self._draft_count *= _MEMORY / self._target_count
+            self._target_count = _MEMORY
 
 
 class _Writing:
