@@ -124,8 +124,8 @@ def test_a_forced_sequence_is_its_own_draft(served: Served, tokenizer: PreTraine
 
 
 def test_a_wall_within_a_draft(served: Served, tokenizer: PreTrainedTokenizerFast) -> None:
-    """A draft is no longer than the budget and goes on with what is forced: where all of it is right, the wall costs one
-    step more than tokens need."""
+    """A draft is no longer than the budget and goes on with what is forced: where all of it is right, the wall costs
+    one step more than tokens need."""
     for limit in range(1, 12):
         result = served.server.generate(**ask(tokenizer, OPEN, "loop", 40, limit))
         assert result["meta_info"]["think"] == {"budget": limit, "tokens": limit, "forced_tokens": 3,
