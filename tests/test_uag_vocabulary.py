@@ -122,11 +122,9 @@ def test_dummy_space_only_at_the_start(name: str) -> None:
 def test_text_that_looks_like_a_control_token_is_text(name: str) -> None:
     known = vocabulary(name)
     for special in list(known.special.values())[:20]:
-        try:
-            ids = known.encode(f"a{special} b".encode(), start=False)
-        except Untranslatable:
-            continue
-        assert written(known, ids) == f"a{special} b".encode()
+        body = writable(name, f"a{special} b").encode()
+        ids = known.encode(body, start=False)
+        assert written(known, ids) == body
         assert not known.special.keys() & set(ids)
 
 
