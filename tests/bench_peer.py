@@ -12,7 +12,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 Reply = tuple[int, Sequence[Any]]
-"""Status, and chunks: objects are sent as events, numbers are seconds to wait."""
+"""Status, and chunks: objects are sent as events, numbers are seconds to wait. Where no stream is asked for, the first
+chunk is the answer."""
 
 
 @dataclass
@@ -55,9 +56,13 @@ def peer(answer: Callable[[dict[str, Any]], Reply]) -> Iterator[Peer]:
                 found.now += 1
                 found.most = max(found.most, found.now)
             status, chunks = answer(body)
-            self.send_response(status)
-            self.send_header("Content-Type", "text/event-stream")
-            self.end_headers()
+            if not body.get("stream"):
+                self._send(status, json.dumps(chunks[0]).encode())
+                chunks = ()
+            else:
+                self.send_response(status)
+                self.send_header("Content-Type", "text/event-stream")
+                self.end_headers()
             for chunk in chunks:
                 if isinstance(chunk, int | float):
                     time.sleep(chunk)

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
+from bench_peer import peer
+from tqdm import tqdm
 
 from sglang_ext.bench import double_query, overhead, plots, uag, uag_page
-from sglang_ext.bench.__main__ import _parser
+from sglang_ext.bench.__main__ import _parser, main
 from sglang_ext.bench.errors import BenchError
 from sglang_ext.bench.models import Served
 from sglang_ext.bench.processor import Markers
-from sglang_ext.bench.record import Record
+from sglang_ext.bench.record import Record, Run, read
 from sglang_ext.bench.workload import Task
 
 KINDS = ("chat", "numbers")
@@ -122,6 +126,30 @@ def test_figures_of_two_calls() -> None:
                                 {"error": "500"}], 2.0)
     assert (got["requests"], got["failed"], got["requests_per_second"]) == (3, 1, 1.0)
     assert (got["calls"], got["cached_tokens"], got["right"], got["latency_p50"]) == (1.5, 50, 0.5, 2.0)
+
+
+def test_a_peer_is_compared_with_itself(tmp_path: Path) -> None:
+    usage = {"completion_tokens": 30, "completion_tokens_details": {"reasoning_tokens": 9}}
+    with peer(lambda body: (200, [{"usage": usage}])) as server:
+        argv = ["overhead", "--url", server.url, "--budget-field", "thinking_token_budget", "--batch", "2",
+                "--new", "30", "--budget", "9", "--rounds", "2", "--repeats", "1", "--out", str(tmp_path / "out")]
+        assert main(argv) == 0
+    budgets = [body.get("thinking_token_budget") for body in server.bodies]
+    assert budgets == [None, None, 9, 9] * 4  # two rounds, each with a load that warms up
+    found = json.loads((tmp_path / "out" / "summary.json").read_text())["kinds"]
+    assert found["peer"]["ratio"] is None
+    assert found["peer, budget"]["ratio"]["rounds"] == 2
+    assert found["peer, budget"]["thought_most"] == 9
+
+
+def test_a_budget_that_is_not_exact_ends_the_run(tmp_path: Path) -> None:
+    args = _parser().parse_args(["overhead", "--budget", "9", "--new", "30", "--rounds", "1", "--repeats", "1"])
+    run = Run.create(tmp_path, "overhead", [], {})
+    usage = {"completion_tokens": 30, "think": {"tokens": 8}}
+    with (peer(lambda body: (200, [{"usage": usage}])) as server,
+          pytest.raises(BenchError, match=r"ours: every response should think for 9 tokens; they did for \[8\]")):
+        overhead._turns(args, run, 0, server.url, {"ours": {}}, [{}, {}], tqdm(disable=True))
+    assert not read(tmp_path).of("speed")
 
 
 @pytest.mark.parametrize(("on_cpu", "markers", "asked", "expected"), [

@@ -6,13 +6,13 @@ import argparse
 import statistics
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from . import common, plots, servers, stats
-from .batch import Batch, send
+from .batch import send
 from .errors import BenchError
 from .load import OURS, merged
 from .models import Served, resolve
@@ -26,24 +26,30 @@ HELP = "ours, sglang's processor, sglang's strict thinking and nothing, in alter
 QUICK = {"rounds": 2, "repeats": 2}
 FULL = {"rounds": 5, "repeats": 3}
 NOTHING, PLUGIN, OUR, PROCESSOR, STRICT = "nothing", "plugin", "ours", "processor", "strict"
+PEER, PEER_BUDGET = "peer", "peer, budget"
 MEANING = {
     NOTHING: "sglang as published, nobody has a budget",
     PLUGIN: "our plugin, nobody has a budget",
     OUR: "our plugin, everybody has a budget",
     PROCESSOR: "sglang's ThinkingBudgetLogitProcessor, everybody has a budget",
     STRICT: "sglang's strict thinking, everybody has a budget",
-    "peer": "the server at --url, nobody has a budget",
-    "peer, budget": "the server at --url, everybody has a budget",
+    PEER: "the server at --url, nobody has a budget",
+    PEER_BUDGET: "the server at --url, everybody has a budget",
 }
 CHAT = "/v1/chat/completions"
 
 
-@dataclass(frozen=True)
-class Load:
-    """A batch of requests, and what they have in common. `extra` is more of the body."""
+Start = Callable[[Run], AbstractContextManager[str]]
+"""Starts a server for the time of a `with`, which gets its address."""
+Body = dict[str, Any]
 
-    name: str
-    extra: Mapping[str, Any] = field(default_factory=dict)
+
+@dataclass(frozen=True)
+class Host:
+    """A server: how it is started, and its loads, each by what it adds to the body of all."""
+
+    start: Start
+    loads: Mapping[str, Body]
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -75,63 +81,56 @@ def measure(args: argparse.Namespace, record: Run) -> None:
     Raises:
         BenchError: a kind cannot be had, a server failed, or a budget was not enforced.
     """
-    plan = _peer(args) if args.url else _plan(args)
-    questions = thoughtful(args.batch, f"overhead {args.seed}")
-    with ExitStack() as stack:
-        kept = {name: stack.enter_context(start(record)) for name, (start, _) in plan.items()} \
-            if args.side_by_side else {}
-        total = args.rounds * (1 + args.repeats) * sum(len(loads) for _, loads in plan.values())
-        with tqdm(total=total, desc="loads", unit="load") as bar:
-            for number in range(args.rounds):
-                for name in list(plan) if number % 2 == 0 else list(plan)[::-1]:
-                    start, loads = plan[name]
-                    opened = nullcontext(kept[name]) if name in kept else start(record)
-                    with opened as (url, base):
-                        bodies = [(load, [merged(merged(base, load.extra), {"messages": q.messages})
-                                          for q in questions]) for load in loads]
-                        _turns(args, record, number, url, bodies, bar)
+    base, hosts = _peer(args) if args.url else _hosts(args)
+    chats = [{**base, "messages": q.messages} for q in thoughtful(args.batch, f"overhead {args.seed}")]
+    total = args.rounds * (1 + args.repeats) * sum(len(host.loads) for host in hosts.values())
+    with ExitStack() as stack, tqdm(total=total, desc="loads", unit="load") as bar:
+        kept: dict[str, str] = {}
+        if args.side_by_side:
+            kept = {name: stack.enter_context(host.start(record)) for name, host in hosts.items()}
+        for number in range(args.rounds):
+            for name in list(hosts) if number % 2 == 0 else list(hosts)[::-1]:
+                with nullcontext(kept[name]) if name in kept else hosts[name].start(record) as url:
+                    _turns(args, record, number, url, hosts[name].loads, chats, bar)
 
 
-Start = Callable[[Run], AbstractContextManager[tuple[str, dict[str, Any]]]]
-Plan = dict[str, tuple[Start, list[Load]]]
-"""By the server's name: how it is started, giving address and common body; and its loads."""
-
-
-def _turns(args: argparse.Namespace, record: Run, number: int, url: str,
-           bodies: list[tuple[Load, list[dict[str, Any]]]], bar: Any) -> None:
+def _turns(args: argparse.Namespace, record: Run, number: int, url: str, loads: Mapping[str, Body],
+           chats: list[Body], bar: Any) -> None:
     """The loads of one server in turn; the first turn warms up."""
     headers = {"Authorization": f"Bearer {args.api_key}"} if args.api_key else {}
     for repeat in range(args.repeats + 1):
-        for load, batch in bodies:
-            done = send(url + CHAT, batch, headers)
-            _check(load, done, args.budget)
+        for name, extra in loads.items():
+            done = send(url + CHAT, [merged(chat, extra) for chat in chats], headers)
+            thought = [_thought(r) for r in done.responses]
+            if name == OUR and set(thought) != {args.budget}:  # a time counts only if the budget was enforced
+                raise BenchError(f"{name}: every response should think for {args.budget} tokens; they did for "
+                                 f"{sorted(set(thought), key=str)}")
             if repeat:
-                record.add("speed", kind=load.name, round=number, repeat=repeat, seconds=done.seconds,
-                           tokens=sum(r["usage"]["completion_tokens"] for r in done.responses),
-                           thought=[_thought(r) for r in done.responses])
+                record.add("speed", kind=name, round=number, repeat=repeat, seconds=done.seconds, thought=thought,
+                           tokens=sum(r["usage"]["completion_tokens"] for r in done.responses))
             bar.update()
 
 
-def _plan(args: argparse.Namespace) -> Plan:
+def _hosts(args: argparse.Namespace) -> tuple[Body, dict[str, Host]]:
+    """The body that all requests share, and the servers by name."""
     served = resolve(args.demo, args.model_path, args.server_flags)
     markers = markers_of(served.path)
     kinds = _kinds(args.kinds, served, markers)
-    base = {"model": served.name, "temperature": 0, "max_tokens": args.new, "ignore_eos": True}
+    base: Body = {"model": served.name, "temperature": 0, "max_tokens": args.new, "ignore_eos": True}
     if markers is not None:  # so that nobody ends the thinking before the budget does
         base["logit_bias"] = {str(markers.end): -100}
     budget = {"custom_params": {"thinking_budget": args.budget}}
-    plan: Plan = {NOTHING: (_starter("stock", NOTHING, served, base), [Load(NOTHING)])}
-    ours = [Load(name, extra) for name, extra in ((PLUGIN, {}), (OUR, {OURS: {"max_tokens": args.budget,
-                                                                              "message": ""}})) if name in kinds]
-    if ours:
-        plan["plugin"] = (_starter("ours", "plugin", served, base), ours)
+    hosts = {NOTHING: Host(_starter("stock", NOTHING, served), {NOTHING: {}})}
+    ours: dict[str, Body] = {PLUGIN: {}, OUR: {OURS: {"max_tokens": args.budget, "message": ""}}}
+    if loads := {name: extra for name, extra in ours.items() if name in kinds}:
+        hosts[PLUGIN] = Host(_starter("ours", PLUGIN, served), loads)
     if PROCESSOR in kinds and markers is not None:
-        extra = {**budget, "custom_logit_processor": processor_text(markers)}
-        plan[PROCESSOR] = (_starter("stock", PROCESSOR, served, base, "--enable-custom-logit-processor"),
-                           [Load(PROCESSOR, extra)])
+        sent = {**budget, "custom_logit_processor": processor_text(markers)}
+        hosts[PROCESSOR] = Host(_starter("stock", PROCESSOR, served, "--enable-custom-logit-processor"),
+                                {PROCESSOR: sent})
     if STRICT in kinds:
-        plan[STRICT] = (_starter("stock", STRICT, served, base, "--enable-strict-thinking"), [Load(STRICT, budget)])
-    return plan
+        hosts[STRICT] = Host(_starter("stock", STRICT, served, "--enable-strict-thinking"), {STRICT: budget})
+    return base, hosts
 
 
 def _kinds(asked: list[str] | None, served: Served, markers: Markers | None) -> list[str]:
@@ -149,31 +148,32 @@ def _kinds(asked: list[str] | None, served: Served, markers: Markers | None) -> 
     return asked or possible
 
 
-def _starter(kind: servers.Kind, name: str, served: Served, base: dict[str, Any], *flags: str) -> Start:
-    """A server with the same settings as all others, beside `flags`."""
+def _starter(kind: servers.Kind, name: str, served: Served, *flags: str) -> Start:
+    """Of a server with the same settings as all others, beside `flags`."""
     same = ["--disable-radix-cache", "--max-running-requests", "64"]
     if served.on_cpu:
         same += [part for pair in servers.CPU_FLAGS.items() if pair[0] != "--device" for part in pair]
 
     @contextmanager
-    def start(record: Run) -> Iterator[tuple[str, dict[str, Any]]]:
+    def start(record: Run) -> Iterator[str]:
         with servers.serving(kind, [*served.flags, *same, *flags], record.log(name)) as server:
             record.server(name, server.command, servers.facts(server.url))
-            yield server.url, base
+            yield server.url
 
     return start
 
 
-def _peer(args: argparse.Namespace) -> Plan:
-    model = args.model or servers.model_name(args.url)
-    base = {"model": model, "temperature": 0, "max_tokens": args.new, "ignore_eos": True}
+def _peer(args: argparse.Namespace) -> tuple[Body, dict[str, Host]]:
+    """The same for the server at --url, which is compared with itself."""
+    base = {"model": args.model or servers.model_name(args.url), "temperature": 0, "max_tokens": args.new,
+            "ignore_eos": True}
 
     @contextmanager
-    def start(record: Run) -> Iterator[tuple[str, dict[str, Any]]]:
-        record.server("peer", "", servers.facts(args.url))
-        yield args.url, base
+    def start(record: Run) -> Iterator[str]:
+        record.server(PEER, "", servers.facts(args.url))
+        yield args.url
 
-    return {"peer": (start, [Load("peer"), Load("peer, budget", spelled(args.budget_field, args.budget))])}
+    return base, {PEER: Host(start, {PEER: {}, PEER_BUDGET: spelled(args.budget_field, args.budget)})}
 
 
 def _thought(response: dict[str, Any]) -> int | None:
@@ -185,19 +185,10 @@ def _thought(response: dict[str, Any]) -> int | None:
     return details.get("reasoning_tokens") or usage.get("reasoning_tokens")
 
 
-def _check(load: Load, done: Batch, budget: int) -> None:
-    """A time counts only if the budget was enforced."""
-    if load.name == OUR:
-        wrong = [t for t in map(_thought, done.responses) if t != budget]
-        if wrong:
-            raise BenchError(f"{load.name}: {len(wrong)} responses of {len(done.responses)} did not think for exactly "
-                             f"{budget} tokens, but for {wrong[:5]}")
-
-
 def numbers(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Tokens a second of each kind, and its ratio to the kind that it is compared with, by rounds."""
     kinds = list(dict.fromkeys(row["kind"] for row in rows))
-    base = "peer" if "peer" in kinds else NOTHING
+    base = PEER if PEER in kinds else NOTHING
     speeds = {kind: {n: statistics.median(r["tokens"] / r["seconds"] for r in rows
                                           if r["kind"] == kind and r["round"] == n)
                      for n in sorted({r["round"] for r in rows if r["kind"] == kind})} for kind in kinds}
