@@ -29,6 +29,9 @@ class Counts:
     draft_tokens: int = 0  # tokens that the draft wrote
     translated: int = 0  # tokens encoded again, both directions
     translation_seconds: float = 0.0
+    draft_seconds: float = 0.0  # of the draft's forwards, in rounds that the request was in
+    target_seconds: float = 0.0  # of the target's, sampling included
+    round_seconds: float = 0.0  # of whole rounds
     none: Counter[str] = field(default_factory=Counter)  # rounds without a draft, or with a shorter one, by cause
 
     def result(self, accepted: int) -> dict[str, Any]:
@@ -36,6 +39,8 @@ class Counts:
         return {"proposed": self.proposed, "forced": self.forced, "accepted": accepted, "rounds": self.rounds,
                 "draft_forwards": self.draft_forwards, "draft_tokens": self.draft_tokens,
                 "translated_tokens": self.translated, "translation_us": round(self.translation_seconds * 1e6),
+                "draft_us": round(self.draft_seconds * 1e6), "target_us": round(self.target_seconds * 1e6),
+                "round_us": round(self.round_seconds * 1e6),
                 "rejections": {**self.none, "verification": submitted - accepted}}
 
 
@@ -118,6 +123,7 @@ class Drafter:
         self._chunk = chunk
         self._patient = torch.device(runner.device).type != "cpu"  # looks at what was written once a round
         self._open: dict[str, Drafting] = {}
+        self.seconds = 0.0  # that the draft's forwards took in the last round
 
     def drafting(self, rid: str) -> Drafting:
         """The request's, made when it is first seen."""
@@ -152,6 +158,7 @@ class Drafter:
             most: [n] tokens that a draft may have.
             batch: requests of the target's step, those included that may not draft.
         """
+        self.seconds = 0.0
         for d in draftings:
             d.stats.steps_per_token = d.reading.steps_for(8) / 8
             d.stats.behind = d.behind
@@ -159,7 +166,9 @@ class Drafter:
         wanted = [min(length, limit) for length, limit in zip(planned, most, strict=True)]
         writers = self._ready([(d, want) for d, want in zip(draftings, wanted, strict=True) if want > 0])
         if writers:
+            start = time.perf_counter()
             self._write(writers)
+            self.seconds = time.perf_counter() - start
         chains = {id(w.drafting): self._translate(w) for w in writers}
         return [chains.get(id(d), ()) for d in draftings]
 

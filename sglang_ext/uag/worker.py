@@ -32,7 +32,7 @@ from .draft_runner import DraftRunner
 from .fixed_lengths import FixedLengths
 from .lengths import LengthControl
 from .pair import Pair, free_bytes
-from .rounds import Drafter, Drafting
+from .rounds import Counts, Drafter, Drafting
 from .verify import PAD, Chains, accept_index, full_mask, sample
 
 logger = logging.getLogger(__name__)
@@ -58,6 +58,8 @@ class _Running(NamedTuple):
     batch: int
     width: int
     start: float
+    began: float  # its round
+    requests: list[Counts]
 
 
 @dataclass
@@ -191,31 +193,40 @@ class UagWorker(BaseSpecWorker):
     # Decode
 
     def _decode(self, batch: Any, on_publish: Callable[[torch.Tensor], None] | None) -> GenerationBatchResult:
-        turns = self._turns(batch)
+        late = self._unprocessed(batch)
         self._measure()
+        began = time.perf_counter()
+        turns = self._turns(batch, late)
         chains = self._chains(turns)
         width = self.width if self._fixed_width else max(map(len, chains))
-        self._running = _Running("plain" if width == 1 else "verify", len(chains), width, time.perf_counter())
+        counts = [turn.drafting.counts for turn in turns if turn.drafting is not None]
+        self._running = _Running("plain" if width == 1 else "verify", len(chains), width, time.perf_counter(), began,
+                                 counts)
         result = self._verify(batch, Chains.of(chains, width, self.device), chains, on_publish)
         if torch.device(self.device).type == "cpu":
             self._measure()
         return result
 
     def _measure(self) -> None:
-        """Tell the length control how long the last step took, once it has ended: on the CPU right away, on a GPU when
-        the next round has its tokens."""
+        """Note how long the last step took, once it has ended: on the CPU right away, on a GPU when the next round has
+        its tokens."""
         if self._running is not None:
-            kind, batch, width, start = self._running
-            self._drafter.control.timed(kind, batch, width, time.perf_counter() - start)
+            kind, batch, width, start, began, requests = self._running
+            now = time.perf_counter()
+            self._drafter.control.timed(kind, batch, width, now - start)
+            for counts in requests:
+                counts.draft_seconds += self._drafter.seconds
+                counts.target_seconds += now - start
+                counts.round_seconds += now - began
             self._running = None
 
-    def _turns(self, batch: Any) -> list[_Turn]:
+    def _turns(self, batch: Any, unprocessed: Sequence[list[int]]) -> list[_Turn]:
         """Take in what was confirmed since the last round."""
         here = {req.rid for req in batch.reqs}
         self._forget([rid for rid, seen in self._seen.items()
                       if rid not in here and self._round_number - seen > FORGOTTEN_AFTER])
         turns = []
-        for req, late in zip(batch.reqs, self._unprocessed(batch), strict=True):
+        for req, late in zip(batch.reqs, unprocessed, strict=True):
             output = req.output_ids + array("q", late) if late else req.output_ids
             room = req.sampling_params.max_new_tokens - len(output) - 1
             turn = _Turn(req, output, max(min(self.width - 1, room), 0))
