@@ -204,7 +204,8 @@ def _tables(by_point: dict[str, Any], by_tenant: dict[str, Any]) -> list[Table]:
              "tokens_per_second": "tokens/s"}
 
     def table(title: str, shown: dict[str, str], of: dict[str, Any], first: str, note: str = "") -> Table:
-        return Table(title, [first, *shown.values()], [[name, *(v[k] for k in shown)] for name, v in of.items()], note)
+        rows = [[name, *(common.shown(v[k]) if k == "budget" else v[k] for k in shown)] for name, v in of.items()]
+        return Table(title, [first, *shown.values()], rows, note)
 
     escape = (f"An escape is an answer after a cut that goes on thinking: it holds a marker, was cut by the length, or "
               f"is more than {ESCAPE_FACTOR} times as long as the longest answer after a natural end.")

@@ -30,7 +30,7 @@ def add_server_flags(parser: argparse.ArgumentParser, demo: str = "reasoner") ->
     group.add_argument("--demo", choices=tuple(DEMOS), default=demo, help="model of our server (default: %(default)s)")
     group.add_argument("--model-path", metavar="M", help="another model for our server")
     group.add_argument("--server-flags", type=shlex.split, default=[], metavar="FLAGS",
-                       help="more flags of our server, in quotes")
+                       help="more flags of our server: --server-flags=\"...\"")
 
 
 def add_load_flags(parser: argparse.ArgumentParser) -> None:

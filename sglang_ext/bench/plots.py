@@ -15,8 +15,8 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-COLOURS = ("#16324f", "#c8553d", "#3f9c8f", "#e0a84e", "#7a5c9e", "#9a9a9a", "#b7cf6a")
-"""From dark to light as far as neighbours go, so that they stay apart in grey."""
+COLOURS = ("#16324f", "#b5402a", "#4ba99b", "#e8b45e", "#7a5c9e", "#bdbdbd", "#5f7a2f")
+"""Neighbours differ in lightness too, so that they stay apart in grey."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 DASHES = ("-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)), (0, (1, 1)), (0, (8, 2)))
 HATCHES = ("", "///", "...", "\\\\\\", "xxx", "ooo", "---")
