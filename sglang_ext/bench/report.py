@@ -65,7 +65,7 @@ def write(folder: Path, record: Record, page: Page) -> Path:
         plt.close(plot.figure)
     environment = jinja2.Environment(loader=jinja2.PackageLoader("sglang_ext.bench", "."), autoescape=True,
                                      trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
-    environment.filters["cell"] = cell
+    environment.filters |= {"cell": cell, "json": lambda value: json.dumps(value, ensure_ascii=False, default=str)}
     html = environment.get_template("report.jinja").render(page=page, images=images, record=record, run=record.run)
     path = folder / REPORT
     path.write_text(html, encoding="utf-8")
