@@ -14,6 +14,7 @@ from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.runtime_context import get_device, get_model, get_schedule, get_spec
 
 from ..config import Settings, SettingsError
+from .refusal import refusal_of
 from .specials import SpecialMap
 from .translation import Translator
 from .vocabulary import Vocabulary
@@ -70,10 +71,13 @@ class Pair:
         """What translates between the two.
 
         Raises:
-            ValueError: they have nothing in common that could be translated.
+            ValueError: one of them cannot be translated, or the override names a token that is not there.
         """
         target = Vocabulary.of(self.target, self.target_config.vocab_size)
         draft = Vocabulary.of(self.draft, self.draft_config.vocab_size)
+        problem = refusal_of(target, draft, self.override)
+        if problem:
+            raise ValueError(f"--speculative-algorithm UAG: {problem}")
         return Translator(target, draft, SpecialMap.of(target, draft, self.override))
 
     @property

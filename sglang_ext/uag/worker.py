@@ -10,9 +10,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -23,32 +21,21 @@ from sglang.srt.managers.tp_worker import TpModelWorker
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.runtime_context import get_schedule, get_spec
 from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
-from sglang.srt.speculative.ngram_info import NgramVerifyInput
-from sglang.srt.speculative.spec_utils import GrammarTree, build_grammar_vocab_mask, record_stream_for_v2_verify
+from sglang.srt.speculative.spec_utils import record_stream_for_v2_verify
 
 from ..config import Settings
-from ..patches.verification import Verification, report_words
 from .draft_runner import DraftRunner
 from .fixed_lengths import FixedLengths
 from .lengths import LengthControl
 from .pair import Pair, free_bytes
 from .rounds import Counts, Drafter, Drafting
-from .verify import PAD, Chains, accept_index, full_mask, sample
+from .turns import Turn, ids_between, may_draft
+from .verifier import UagVerifyInput, Verifier
+from .verify import Chains
 
 logger = logging.getLogger(__name__)
 FORGOTTEN_AFTER = 64
 """Rounds after which a request that is in no batch, one that ended in its prefill say, loses its place."""
-
-
-class UagVerifyInput(NgramVerifyInput):
-    """sglang's input of a verification, for chains; its relay between rounds serves as it is.
-
-    With a mask, a chain is a tree like any of NGRAM's, for which sglang captures its graphs.
-    """
-
-    @property
-    def tree_topk(self) -> int:
-        return 1 if self.custom_mask is None else -1
 
 
 class _Running(NamedTuple):
@@ -60,24 +47,6 @@ class _Running(NamedTuple):
     start: float
     began: float  # its round
     requests: list[Counts]
-
-
-@dataclass
-class _Turn:
-    """One request in a round.
-
-    Attributes:
-        output: ids of the response so far, those included that the engine has not processed yet.
-        most: tokens that a draft may have.
-        drafting: its side of the draft; None where it may not draft.
-        outlook: of its think budget, if it has one.
-    """
-
-    req: Any
-    output: Sequence[int]
-    most: int
-    drafting: Drafting | None = None
-    outlook: Any = None
 
 
 class UagWorker(BaseSpecWorker):
@@ -104,7 +73,7 @@ class UagWorker(BaseSpecWorker):
         draft = DraftRunner(server_args, gpu_id, nccl_port, tokens, get_schedule().max_running_requests,
                             target_worker.random_seed)
         chunk = get_schedule().chunked_prefill_size or 0
-        self._draft = draft
+        self._draft, self._verifier = draft, Verifier(runner)
         lengths = FixedLengths if Settings.from_environment().uag_lengths == "fixed" else LengthControl
         self._drafter = Drafter(translator, draft, lengths(self.width), chunk if chunk > 0 else 8192)
         self._running: _Running | None = None
@@ -180,7 +149,7 @@ class UagWorker(BaseSpecWorker):
             if not may_draft(req):
                 continue
             drafting = self._drafting(req)
-            drafting.confirm(_ids(req, req.output_ids, drafting.taken, req.extend_end))
+            drafting.confirm(ids_between(req, req.output_ids, drafting.taken, req.extend_end))
             draftings.append(drafting)
         self._drafter.prefill(draftings)
 
@@ -220,22 +189,16 @@ class UagWorker(BaseSpecWorker):
                 counts.round_seconds += now - began
             self._running = None
 
-    def _turns(self, batch: Any, unprocessed: Sequence[list[int]]) -> list[_Turn]:
+    def _turns(self, batch: Any, unprocessed: Sequence[list[int]]) -> list[Turn]:
         """Take in what was confirmed since the last round."""
         here = {req.rid for req in batch.reqs}
         self._forget([rid for rid, seen in self._seen.items()
                       if rid not in here and self._round_number - seen > FORGOTTEN_AFTER])
         turns = []
         for req, late in zip(batch.reqs, unprocessed, strict=True):
-            output = req.output_ids + array("q", late) if late else req.output_ids
-            room = req.sampling_params.max_new_tokens - len(output) - 1
-            turn = _Turn(req, output, max(min(self.width - 1, room), 0))
-            think = getattr(req, "think", None)
-            turn.outlook = think.outlook(output) if think is not None else None
+            turn = Turn.of(req, late, self.width)
             if may_draft(req):
-                turn.drafting = self._confirm(req, output)
-            else:
-                turn.most = 0
+                turn.drafting = self._confirm(req, turn.output)
             turns.append(turn)
         return turns
 
@@ -254,22 +217,21 @@ class UagWorker(BaseSpecWorker):
         if drafting.taken > len(prompt) + len(output):  # retraction dropped tokens that were in flight
             self._forget([req.rid])
             drafting = self._drafting(req)
-        new = _ids(req, output, drafting.taken, len(prompt) + len(output))
+        new = ids_between(req, output, drafting.taken, len(prompt) + len(output))
         drafting.confirm(new)
         if drafting.proposed:
             self._drafter.observe(drafting, min(len(new) - 1, drafting.proposed))
         return drafting
 
-    def _chains(self, turns: Sequence[_Turn]) -> list[list[int]]:
+    def _chains(self, turns: Sequence[Turn]) -> list[list[int]]:
         """[n] chains of 1 to `width` ids. A sequence that the budget forces is a draft that needs no model."""
         room = self.width - 1
-        drafts: list[list[int]] = [t.outlook.complete((), room) if t.outlook is not None else [] for t in turns]
-        asked = [(i, t) for i, t in enumerate(turns) if t.drafting is not None and not drafts[i] and t.most]
-        limits = [t.most if t.outlook is None or t.outlook.left is None else min(t.most, t.outlook.left)
-                  for _, t in asked]
-        written = self._drafter.draft([t.drafting for _, t in asked], limits, len(turns))  # type: ignore[misc]
+        drafts = [turn.complete((), room) for turn in turns]
+        asked = [(i, t) for i, t in enumerate(turns) if t.drafting is not None and not drafts[i] and t.limit]
+        written = self._drafter.draft([t.drafting for _, t in asked], [t.limit for _, t in asked],  # type: ignore[misc]
+                                      len(turns))
         for (i, turn), draft in zip(asked, written, strict=True):
-            drafts[i] = turn.outlook.complete(draft, room) if turn.outlook is not None else list(draft)
+            drafts[i] = turn.complete(draft, room)
             common = sum(1 for a, b in zip(drafts[i], draft, strict=False) if a == b)
             assert turn.drafting is not None
             self._drafter.submitted(turn.drafting, common)
@@ -283,14 +245,14 @@ class UagWorker(BaseSpecWorker):
     def _verify(self, batch: Any, chains: Chains, on_host: Sequence[Sequence[int]],
                 on_publish: Callable[[torch.Tensor], None] | None) -> GenerationBatchResult:
         seq_lens, width, n = batch.seq_lens, chains.width, len(on_host)
-        verify_input = self._verify_input(batch, chains)
+        verify_input = self._verifier.input(batch, chains)
         batch.forward_mode, batch.input_ids = ForwardMode.TARGET_VERIFY, chains.input_ids
         batch.out_cache_loc = assign_extend_cache_locs_func(
             req_pool_indices=batch.req_pool_indices, req_to_token=batch.req_to_token_pool.req_to_token,
             start_offset=seq_lens, end_offset=seq_lens + width, batch_size=n, draft_token_num=width, device=self.device)
         batch.spec_info = verify_input
         result = self._target_worker.forward_batch_generation(batch, is_verify=True)
-        sampled, accept_lens = self._sample(batch, result.logits_output, chains, on_host, verify_input)
+        sampled, accept_lens = self._verifier.sample(batch, result.logits_output, chains, on_host, verify_input)
         new_seq_lens = seq_lens + accept_lens
         if batch.return_logprob:
             compute_spec_logprobs(batch, result.logits_output, sampled.clamp(min=0), chain_stride=width)
@@ -301,40 +263,6 @@ class UagWorker(BaseSpecWorker):
         tokens[:, :width] = sampled.view(n, width).clamp(min=0)
         return self._result(result, sampled.clamp(min=0), tokens, accept_lens, new_seq_lens, width)
 
-    def _verify_input(self, batch: Any, chains: Chains) -> UagVerifyInput:
-        index, following, siblings = chains.links()
-        on_gpu = torch.device(self.device).type != "cpu"
-        mask = full_mask(batch.seq_lens_cpu.tolist(), chains.width, self.device) if on_gpu else None
-        return UagVerifyInput(
-            draft_token=chains.tokens.flatten(), custom_mask=mask, positions=chains.positions(batch.seq_lens),
-            retrieve_index=index, retrieve_next_token=following, retrieve_next_sibling=siblings,
-            draft_token_num=chains.width, new_seq_lens=batch.seq_lens)
-
-    def _sample(self, batch: Any, logits_output: Any, chains: Chains, on_host: Sequence[Sequence[int]],
-                verify_input: UagVerifyInput) -> tuple[torch.Tensor, torch.Tensor]:
-        """What the target writes at each place [n * width] int32, and how much of it stands [n] int32."""
-        grammar = self._grammar_mask(batch, on_host, chains.width) if batch.has_grammar else None
-        batch.sampling_info.grammar_mask = grammar
-        thinking = Verification.begin(verify_input, batch)
-        sampled = sample(self._target_worker.model_runner.sampler, batch.sampling_info, logits_output, chains,
-                         verify_input.positions, thinking.apply if thinking else None, batch.return_logprob)
-        batch.sampling_info.grammar_mask = None
-        accept_lens = chains.accept(sampled)
-        if thinking is not None:
-            sampled, accept_lens, _ = thinking.commit(sampled, accept_lens, accept_index(accept_lens, chains.width))
-            report_words(logits_output, thinking.device, thinking.rows, accept_lens)
-        return sampled, accept_lens
-
-    def _grammar_mask(self, batch: Any, on_host: Sequence[Sequence[int]], width: int) -> Any:
-        """What each request's grammar allows after each token of its chain."""
-        ids = torch.tensor([[*chain, *[0] * (width - len(chain))] for chain in on_host], dtype=torch.int64)
-        lens = torch.tensor([len(chain) for chain in on_host])[:, None]
-        steps = torch.arange(1, width + 1)
-        following = torch.where(steps < lens, steps, PAD)
-        tree = GrammarTree.from_host(following, torch.full_like(following, -1), ids)
-        return build_grammar_vocab_mask(reqs=batch.reqs, tree=tree, sampling_info=batch.sampling_info,
-                                        device=self.device, barrier=None)
-
     def _result(self, forward: Any, next_token_ids: torch.Tensor, accept_tokens: torch.Tensor,
                 accept_lens: torch.Tensor, new_seq_lens: torch.Tensor, width: int) -> GenerationBatchResult:
         relay = UagVerifyInput(draft_token_num=self.width, new_seq_lens=new_seq_lens,
@@ -343,20 +271,3 @@ class UagWorker(BaseSpecWorker):
             logits_output=forward.logits_output, next_token_ids=next_token_ids,
             can_run_cuda_graph=forward.can_run_cuda_graph, accept_lens=accept_lens, new_seq_lens=new_seq_lens,
             next_draft_input=relay, speculative_num_draft_tokens=width)
-
-
-def _ids(req: Any, output: Sequence[int], start: int, end: int) -> Sequence[int]:
-    """Ids `start` to `end` of prompt and output. Only these are copied."""
-    prompt = req.origin_input_ids_unpadded
-    if start >= len(prompt):
-        return output[start - len(prompt) : end - len(prompt)]
-    return [*prompt[start:end], *output[: max(end - len(prompt), 0)]]
-
-
-def may_draft(req: Any) -> bool:
-    """Whether a request can be drafted for. Penalties and custom processors look at all of the output, which a
-    verification does not have at each draft position; such a request decodes plainly."""
-    params = req.sampling_params
-    penalized = params.frequency_penalty or params.presence_penalty or params.repetition_penalty != 1.0
-    return not (penalized or params.min_new_tokens or req.custom_logit_processor or req.finished()
-                or req.input_embeds is not None or req.multimodal_inputs is not None)
