@@ -101,6 +101,7 @@ def test_three_hundred_requests(tight_server: servers.Server, target: Path) -> N
     for meta in done:
         uag = meta.get("uag") or {}
         drafts.update({key: uag.get(key, 0) for key in ("proposed", "accepted", "forced")})
+        assert min(uag.get("rejections", {}).values(), default=0) >= 0, "counts start anew while a request goes on"
     assert drafts["proposed"] > 300
     assert drafts["accepted"] > 100
     assert drafts["forced"] > 100
