@@ -15,6 +15,8 @@ from sglang_ext.config import Settings
 from .registry import HookError, check_applied
 
 READY_KEY = "sglang_ext"
+REFUSED = 2
+"""Exit status of a process that refuses to serve."""
 APPLICATION_VARIABLE = "SGLANG_HTTP_SERVER_APP_PATH"
 APPLICATION = "sglang_ext.http_worker:app"
 
@@ -30,8 +32,13 @@ def launch_subprocesses(original: Callable[..., Any], *args: Any, **kwargs: Any)
     return original(*args, **kwargs)
 
 
-def wait_for_scheduler_ready(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    infos = original(*args, **kwargs)
+def wait_for_scheduler_ready(original: Callable[..., Any], scheduler_pipe_readers: Any, scheduler_procs: Any) -> Any:
+    try:
+        infos = original(scheduler_pipe_readers, scheduler_procs)
+    except RuntimeError:
+        if any(process.exitcode == REFUSED for process in scheduler_procs):
+            raise SystemExit(REFUSED) from None  # it has said why, in a line of its own
+        raise
     _check_ready(infos)
     return infos
 

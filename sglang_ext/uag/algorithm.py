@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from ..config import Settings
+from .override import read_override
+
 NAME = "UAG"
 OVERLAP_VARIABLE = "SGLANG_EXT_UAG_OVERLAP"
 """On a CPU nothing overlaps, and a request that ended runs one more round; 1 keeps overlap scheduling on there."""
@@ -84,6 +87,8 @@ def set_defaults(server_args: Any) -> None:
 
 def refuse_unsupported(server_args: Any) -> None:
     """Raises ValueError for a server that could not draft as it should, before anything is loaded."""
+    from .pair import draft_tokenizer
+
     refused = {
         "needs --speculative-draft-model-path": not server_args.speculative_draft_model_path,
         "translates between tokenizers: --skip-tokenizer-init": server_args.skip_tokenizer_init,
@@ -98,3 +103,6 @@ def refuse_unsupported(server_args: Any) -> None:
     problem = next((text for text, true in refused.items() if true), None)
     if problem:
         raise ValueError(f"--speculative-algorithm {NAME} {problem}")
+    read_override(Settings.from_environment().uag_map)
+    draft_tokenizer(server_args.speculative_draft_model_path, server_args.speculative_draft_model_revision,
+                    server_args.trust_remote_code)

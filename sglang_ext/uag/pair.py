@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,7 +11,8 @@ from sglang.srt.configs.hybrid_arch import mambaish_config
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.runtime_context import get_device, get_model, get_schedule, get_spec
 
-from ..config import Settings, SettingsError
+from ..config import Settings
+from .override import read_override
 from .refusal import refusal_of
 from .specials import SpecialMap
 from .translation import Translator
@@ -48,18 +47,12 @@ class Pair:
             ValueError: the server runs without a tokenizer, the draft has none, or one of them is no model that can go
                 back to an earlier token.
         """
-        from sglang.srt.utils.hf_transformers_utils import get_tokenizer
-
         path, revision = get_spec().speculative_draft_model_path, get_spec().speculative_draft_model_revision
         if target_tokenizer is None:
             raise ValueError("--speculative-algorithm UAG translates between tokenizers, and this server runs without "
                              "one (--skip-tokenizer-init)")
         trust = get_model().trust_remote_code
-        try:
-            draft = get_tokenizer(path, trust_remote_code=trust, revision=revision)
-        except (OSError, ValueError) as error:
-            raise ValueError(f"--speculative-draft-model-path {path}: no tokenizer ({error}); UAG needs the draft's "
-                             "own") from None
+        draft = draft_tokenizer(path, revision, trust)
         config = ModelConfig(path, trust_remote_code=trust, revision=revision)
         for role, its in (("target", target_config), ("draft", config)):
             if mambaish_config(its) is not None:
@@ -107,6 +100,22 @@ class Pair:
         return f"target {get_model().model_path}, draft {get_spec().speculative_draft_model_path}: {kind}"
 
 
+def draft_tokenizer(path: str, revision: str | None, trust_remote_code: bool) -> Any:
+    """The draft's tokenizer.
+
+    Raises:
+        ValueError: it has none.
+    """
+    from sglang.srt.utils.hf_transformers_utils import get_tokenizer
+
+    try:
+        return get_tokenizer(path, trust_remote_code=trust_remote_code, revision=revision)
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"--speculative-draft-model-path {path}: no tokenizer, and UAG needs the draft's own "
+                         f"({reason})") from None
+
+
 def free_bytes() -> int:
     """Bytes that sglang will give to KV pools, the target's weights being loaded."""
     from sglang.srt.utils import get_available_gpu_memory
@@ -124,21 +133,3 @@ def cell_bytes(config: Any) -> int:
     text = config.hf_text_config
     heads = config.get_num_kv_heads(1)
     return int(2 * text.num_hidden_layers * heads * config.head_dim * torch.empty((), dtype=config.dtype).itemsize)
-
-
-def read_override(path: str) -> Mapping[str, str]:
-    """The operator's map of special tokens: a JSON object, target token to draft token, or to "" for none.
-
-    Raises:
-        SettingsError: there is no such file, or it is no such object.
-    """
-    if not path:
-        return {}
-    try:
-        found = json.loads(Path(path).read_text())
-    except (OSError, ValueError) as error:
-        raise SettingsError(f"--uag-map {path}: {error}; accepted: a JSON file") from None
-    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
-        raise SettingsError(f"--uag-map {path}: accepted: a JSON object of target token to draft token, both strings; "
-                            '"" leaves a token out')
-    return found

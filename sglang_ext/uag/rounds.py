@@ -41,7 +41,7 @@ class Counts:
                 "translated_tokens": self.translated, "translation_us": round(self.translation_seconds * 1e6),
                 "draft_us": round(self.draft_seconds * 1e6), "target_us": round(self.target_seconds * 1e6),
                 "round_us": round(self.round_seconds * 1e6),
-                "rejections": {**self.none, "verification": submitted - accepted}}
+                "rejections": {**self.none, "verification": max(submitted - accepted, 0)}}
 
 
 @dataclass(eq=False)

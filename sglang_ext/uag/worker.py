@@ -156,7 +156,7 @@ class UagWorker(BaseSpecWorker):
     def _drafting(self, req: Any) -> Drafting:
         self._seen[req.rid] = self._round_number
         drafting = self._drafter.drafting(req.rid)
-        req.uag = drafting.counts
+        req.uag = drafting.counts = getattr(req, "uag", drafting.counts)  # they outlive a place lost by retraction
         return drafting
 
     # Decode
