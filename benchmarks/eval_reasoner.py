@@ -38,6 +38,8 @@ RESULTS = Path(__file__).parent / "results" / "reasoner_eval.jsonl"
 BUDGETS = (0, 8, 16, 24, 32, 48, 64, 80, 96, 128)
 MESSAGES = {"empty": "", "qwen": QWEN,
             "unseen": "Oh dear, the kettle boils over! Whatever you came up with will do; out with it, please."}
+RISING = 6
+"""Least number of budgets over which accuracy has to rise."""
 FULL = -1
 MAX_TOKENS = 256
 """Most tokens of a response, several times what an answer and the longest thinking take."""
@@ -81,6 +83,14 @@ def lengths(replies: Sequence[Reply]) -> dict[str, list[float]]:
     return {kind: [min(t), round(statistics.mean(t), 1), max(t)] for kind, t in tokens.items()}
 
 
+def steps(accuracies: Sequence[float], chance: float) -> int:
+    """At how many budgets, above chance, accuracy is higher than at the one before; 0 if it falls anywhere there."""
+    above = [a for a in accuracies if a > chance + 0.05]
+    if any(a > b + 0.01 for a, b in pairwise(above)):
+        return 0
+    return sum(a < b for a, b in pairwise([chance, *above]))
+
+
 def checks(record: dict[str, Any]) -> dict[str, bool]:
     """What the model has to live up to, for every stop message."""
     runs = [[run for run in record["runs"] if run["message"] == message] for message in MESSAGES]
@@ -91,8 +101,7 @@ def checks(record: dict[str, Any]) -> dict[str, bool]:
     return {
         "full thinking above 0.95": record["full"]["serial"] > 0.95,
         "no thinking within 0.05 of chance": all(r[0]["serial"] < record["chance"] + 0.05 for r in runs),
-        "rising over budgets": all(a <= b + 0.01 for serial in between for a, b in pairwise(serial))
-        and all(serial[-1] > serial[0] + 0.5 for serial in between),
+        f"rising over {RISING} budgets or more": all(steps(serial, record["chance"]) >= RISING for serial in between),
         "hard thoughts five times easy ones": longest >= 5 * min(least for least, _, _ in
                                                                  record["natural_tokens"].values()),
         "natural at or above the natural length": bool(enough) and all(enough),

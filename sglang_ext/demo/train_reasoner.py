@@ -25,7 +25,7 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 from .reasoner.data import SequenceMaker, batches
 from .reasoner.tokenizer import CONTEXT, END_OF_TEXT, IM_END, VOCABULARY, build_tokenizer, save_tokenizer
 
-STEPS: Final = 3000
+STEPS: Final = 5000
 WORKERS: Final = 2
 TOKENS: Final = 2048
 """Tokens of a worker's batch."""
