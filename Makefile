@@ -30,11 +30,11 @@ $(BIN)/python:
 
 $(VENV)/.serve: pyproject.toml | $(BIN)/python
 	@echo "Installing sglang and sglang-ext into $(VENV): about 11 GB, some minutes."
-	$(BIN)/python -m pip install --disable-pip-version-check -q -e '.[demo]'
+	$(BIN)/python -m pip install --disable-pip-version-check -q -e '.[demo,bench]'
 	touch $@
 
 $(VENV)/.test: pyproject.toml | $(VENV)/.serve
-	$(BIN)/python -m pip install --disable-pip-version-check -q -e '.[demo,test]'
+	$(BIN)/python -m pip install --disable-pip-version-check -q -e '.[demo,bench,test]'
 	touch $@
 
 clean:
