@@ -50,7 +50,8 @@ class Drafting:
 
     Attributes:
         reading: the draft's view of the confirmed text.
-        taken: tokens of the target that the reading has confirmed.
+        taken: tokens of the target that were confirmed.
+        backlog: those at their end that the reading does not have yet: nothing is translated while nothing is drafted.
         row: its place in the draft's pool; None: none yet, or none free.
         proposed: tokens that the draft model had in the last round's chain.
         confidence: [proposed] probability that the draft gave to its text up to each of them.
@@ -60,17 +61,23 @@ class Drafting:
     counts: Counts
     stats: RequestStats = field(default_factory=RequestStats)
     taken: int = 0
+    backlog: list[int] = field(default_factory=list)
     row: DraftRow | None = None
     proposed: int = 0
     confidence: Sequence[float] = ()
 
     def confirm(self, ids: Sequence[int]) -> None:
-        """Take in what the target confirmed; what the draft's cache holds of another text is forgotten."""
-        if not ids:
+        """Note what the target confirmed."""
+        self.backlog += ids
+        self.taken += len(ids)
+
+    def read(self) -> None:
+        """Translate what was confirmed; what the draft's cache holds of another text is forgotten."""
+        if not self.backlog:
             return
         start, before = time.perf_counter(), self.reading.encoded
-        self.reading.confirm(ids)
-        self.taken += len(ids)
+        self.reading.confirm(self.backlog)
+        self.backlog.clear()
         if self.row is not None:
             held, now = self.row.ids, self.reading.draft_ids
             same = min(self.reading.stable, len(held))
@@ -81,9 +88,10 @@ class Drafting:
         self.counts.translated += self.reading.encoded - before
 
     @property
-    def behind(self) -> int:
-        """How many tokens of the confirmed text the draft has not read."""
-        return len(self.reading.draft_ids) - (len(self.row.ids) if self.row else 0)
+    def behind(self) -> float:
+        """About how many tokens of the confirmed text the draft has not read."""
+        known = len(self.reading.draft_ids) - (len(self.row.ids) if self.row else 0)
+        return known + len(self.backlog) * self.stats.steps_per_token
 
     @property
     def missing(self) -> list[int]:
@@ -131,9 +139,6 @@ class Drafter:
             self._open[rid] = Drafting(self._translator.begin(), Counts())
         return self._open[rid]
 
-    def knows(self, rid: str) -> bool:
-        return rid in self._open
-
     def close(self, rids: Sequence[str]) -> None:
         """Forget requests that have left. Only between forwards."""
         for rid in rids:
@@ -147,8 +152,11 @@ class Drafter:
 
     def prefill(self, draftings: Sequence[Drafting]) -> None:
         """Let the draft read prompts beside the target, at most a chunk of them; a later round reads the rest."""
-        if not self.control.off:
-            self._read([d for d in draftings if self._placed(d) and d.reading.blind is None], self._chunk)
+        if self.control.off:
+            return
+        for d in draftings:
+            d.read()
+        self._read([d for d in draftings if self._placed(d) and d.reading.blind is None], self._chunk)
 
     def draft(self, draftings: Sequence[Drafting], most: Sequence[int], batch: int) -> list[tuple[int, ...]]:
         """Tokens of the target for each request, none where drafting does not pay or does not work.
@@ -164,6 +172,9 @@ class Drafter:
             d.stats.behind = d.behind
         planned = self.control.plan([d.stats for d in draftings], batch)
         wanted = [min(length, limit) for length, limit in zip(planned, most, strict=True)]
+        for d, want in zip(draftings, wanted, strict=True):
+            if want:
+                d.read()
         writers = self._ready([(d, want) for d, want in zip(draftings, wanted, strict=True) if want > 0])
         if writers:
             start = time.perf_counter()
