@@ -6,8 +6,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 BUDGET ?= 128
 ARGS ?=
-UAG := acceptance boundaries check_pair context drafted encoders lengths played probes refusal specials step_times \
-	translation vocabulary
+UAG := acceptance boundaries check_pair context drafted encoders fixed_lengths lengths metrics override played probes \
+	refusal specials step_times translation vocabulary
 PURE := sglang_ext/config.py sglang_ext/cli.py sglang_ext/vocab.py sglang_ext/budget $(UAG:%=sglang_ext/uag/%.py)
 
 .PHONY: serve test lint types clean
