@@ -178,7 +178,7 @@ class Drafter:
         writers = self._ready([(d, want) for d, want in zip(draftings, wanted, strict=True) if want > 0])
         if writers:
             start = time.perf_counter()
-            self._write(writers)
+            self._write(writers, batch)
             self.seconds = time.perf_counter() - start
         chains = {id(w.drafting): self._translate(w) for w in writers}
         return [chains.get(id(d), ()) for d in draftings]
@@ -240,7 +240,7 @@ class Drafter:
         if rows:
             self._runner.extend(rows, parts)
 
-    def _write(self, writers: list[_Writer]) -> None:
+    def _write(self, writers: list[_Writer], batch: int) -> None:
         """Let the draft write. Where the device is not waited for, every writer takes all the steps."""
         start = time.perf_counter()
         rows = [w.drafting.row for w in writers]
@@ -255,7 +255,7 @@ class Drafter:
         if self._patient:
             self._write_all(writers, tokens, chances, start)
         else:
-            self._write_watched(writers, tokens, chances)
+            self._write_watched(writers, tokens, chances, batch)
 
     def _write_all(self, writers: list[_Writer], tokens: torch.Tensor, chances: torch.Tensor, start: float) -> None:
         rows = [w.drafting.row for w in writers]
@@ -277,12 +277,12 @@ class Drafter:
             w.drafting.row.ids += [int(token) for token in host[0, : len(written) - 1, i].tolist()]
             w.drafting.counts.draft_forwards += len(written) - 1
 
-    def _write_watched(self, writers: list[_Writer], tokens: torch.Tensor, chances: torch.Tensor) -> None:
+    def _write_watched(self, writers: list[_Writer], tokens: torch.Tensor, chances: torch.Tensor, batch: int) -> None:
         going = list(writers)
         while True:
             for w, token, chance in zip(going, tokens.tolist(), chances.tolist(), strict=True):
                 w.add(token, chance)
-            keep = [i for i, w in enumerate(going) if self._goes_on(w, len(going))]
+            keep = [i for i, w in enumerate(going) if self._goes_on(w, batch)]
             if not keep:
                 return
             going, tokens = [going[i] for i in keep], tokens[keep]
