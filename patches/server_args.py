@@ -12,6 +12,7 @@ from typing import Any
 
 from sglang_ext.cli import peel
 from sglang_ext.config import SettingsError
+from sglang_ext.uag.algorithm import refuse_missing_draft
 
 
 def prepare_server_args(original: Callable[..., Any], argv: list[str]) -> Any:
@@ -21,4 +22,5 @@ def prepare_server_args(original: Callable[..., Any], argv: list[str]) -> Any:
         print(f"sglang-ext: {error}", file=sys.stderr)
         raise SystemExit(2) from None
     settings.to_environment()
+    refuse_missing_draft(rest)
     return original(rest)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from ..config import Settings
+from ..cpu.defaults import value_of
 from .override import read_override
 
 NAME = "UAG"
@@ -87,7 +90,8 @@ def set_defaults(server_args: Any) -> None:
 
 def refuse_unsupported(server_args: Any) -> None:
     """Raises ValueError for a server that could not draft as it should, before anything is loaded."""
-    from .pair import draft_tokenizer
+    from .pair import load_tokenizer
+    from .refusal import refusal
 
     refused = {
         "needs --speculative-draft-model-path": not server_args.speculative_draft_model_path,
@@ -103,6 +107,21 @@ def refuse_unsupported(server_args: Any) -> None:
     problem = next((text for text, true in refused.items() if true), None)
     if problem:
         raise ValueError(f"--speculative-algorithm {NAME} {problem}")
-    read_override(Settings.from_environment().uag_map)
-    draft_tokenizer(server_args.speculative_draft_model_path, server_args.speculative_draft_model_revision,
-                    server_args.trust_remote_code)
+    path = Settings.from_environment().uag_map
+    override, trust = read_override(path), server_args.trust_remote_code
+    draft = load_tokenizer("--speculative-draft-model-path", server_args.speculative_draft_model_path,
+                           server_args.speculative_draft_model_revision, trust)
+    if override:  # worth reading both vocabularies twice: its names are an operator's
+        target = load_tokenizer("--tokenizer-path", server_args.tokenizer_path, server_args.revision, trust)
+        problem = refusal(target, draft, override=override)
+        if problem:
+            raise ValueError(f"--uag-map {path}: {problem}")
+
+
+def refuse_missing_draft(argv: Sequence[str]) -> None:
+    """Raises ValueError where the draft's path on a command line is one of this machine's, and nothing is there: sglang
+    would look for it on the hub, and complain about a name."""
+    path, algorithm = (value_of(argv, f"--speculative-{name}") for name in ("draft-model-path", "algorithm"))
+    here = path is not None and path.startswith(("/", ".", "~"))
+    if (algorithm or "").upper() == NAME and here and not Path(str(path)).expanduser().exists():
+        raise ValueError(f"--speculative-draft-model-path {path}: there is no such folder")

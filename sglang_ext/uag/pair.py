@@ -52,7 +52,7 @@ class Pair:
             raise ValueError("--speculative-algorithm UAG translates between tokenizers, and this server runs without "
                              "one (--skip-tokenizer-init)")
         trust = get_model().trust_remote_code
-        draft = draft_tokenizer(path, revision, trust)
+        draft = load_tokenizer("--speculative-draft-model-path", path, revision, trust)
         config = ModelConfig(path, trust_remote_code=trust, revision=revision)
         for role, its in (("target", target_config), ("draft", config)):
             if mambaish_config(its) is not None:
@@ -100,8 +100,8 @@ class Pair:
         return f"target {get_model().model_path}, draft {get_spec().speculative_draft_model_path}: {kind}"
 
 
-def draft_tokenizer(path: str, revision: str | None, trust_remote_code: bool) -> Any:
-    """The draft's tokenizer.
+def load_tokenizer(flag: str, path: str, revision: str | None, trust_remote_code: bool) -> Any:
+    """A model's tokenizer, as sglang reads it.
 
     Raises:
         ValueError: it has none.
@@ -112,8 +112,7 @@ def draft_tokenizer(path: str, revision: str | None, trust_remote_code: bool) ->
         return get_tokenizer(path, trust_remote_code=trust_remote_code, revision=revision)
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())
-        raise ValueError(f"--speculative-draft-model-path {path}: no tokenizer, and UAG needs the draft's own "
-                         f"({reason})") from None
+        raise ValueError(f"{flag} {path}: no tokenizer, and UAG translates between two ({reason})") from None
 
 
 def free_bytes() -> int:
