@@ -11,16 +11,15 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang_ext.cli import peel
-from sglang_ext.config import SettingsError
 from sglang_ext.uag.algorithm import refuse_missing_draft
 
 
 def prepare_server_args(original: Callable[..., Any], argv: list[str]) -> Any:
     try:
         settings, rest = peel(argv)
-    except SettingsError as error:
+        refuse_missing_draft(rest)
+    except ValueError as error:
         print(f"sglang-ext: {error}", file=sys.stderr)
         raise SystemExit(2) from None
     settings.to_environment()
-    refuse_missing_draft(rest)
     return original(rest)

@@ -21,6 +21,7 @@ from .cli import add_flags, peel
 from .config import Settings, SettingsError
 from .cpu.defaults import add_defaults, bind_threads, has_flag, value_of
 from .cpu.refusal import why_not
+from .uag.algorithm import refuse_missing_draft
 
 MODEL_FLAGS = ("--model-path", "--model")
 PLUGIN = "sglang_ext"
@@ -143,7 +144,8 @@ def _check_flags(argv: Sequence[str]) -> None:
     known = list(argv) if has_flag(argv, *MODEL_FLAGS) else [*argv, MODEL_FLAGS[0], "demo"]
     try:
         _sglang_parser().parse_args(known)
-    except argparse.ArgumentTypeError as error:
+        refuse_missing_draft(argv)
+    except (argparse.ArgumentTypeError, ValueError) as error:
         raise _UsageError(str(error)) from None
 
 
