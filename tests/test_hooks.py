@@ -65,11 +65,23 @@ def test_a_hook_that_did_not_apply_is_found() -> None:
 
 def test_a_scheduler_without_the_hooks_is_refused() -> None:
     then = ("from sglang_ext.patches.launch import wait_for_scheduler_ready as wait\n"
-            "wait(lambda: [{'status': 'ready', 'sglang_ext': True}])\n"
-            "wait(lambda: [{'status': 'ready', 'sglang_ext': True}, {'status': 'ready'}])")
+            "wait(lambda readers, processes: [{'status': 'ready', 'sglang_ext': True}], [], [])\n"
+            "wait(lambda readers, processes: [{'status': 'ready', 'sglang_ext': True}, {'status': 'ready'}], [], [])")
     status, output = child(then=then)
     assert status != 0
     assert "a scheduler started without sglang-ext" in output
+
+
+def test_a_scheduler_that_refuses_ends_the_start_with_its_status() -> None:
+    then = ("from types import SimpleNamespace\n"
+            "from sglang_ext.patches.launch import wait_for_scheduler_ready as wait\n"
+            "def died(readers, processes):\n    raise RuntimeError('Rank 0 scheduler died')\n"
+            "try:\n    wait(died, [], [SimpleNamespace(exitcode=-9)])\n"
+            "except RuntimeError:\n    print('killed is told')\n"
+            "wait(died, [], [SimpleNamespace(exitcode=2)])")
+    status, output = child(then=then)
+    assert status == 2
+    assert output.splitlines()[-1] == "killed is told"
 
 
 def test_routes_bound_before_the_plugin_are_found() -> None:
