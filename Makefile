@@ -16,7 +16,7 @@ serve: $(VENV)/.serve
 	exec $(BIN)/python launch.py --think-budget $(BUDGET) $(ARGS)
 
 test: lint types
-	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

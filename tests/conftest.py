@@ -15,35 +15,46 @@ FLOAT32 = ("--dtype", "float32", "--attention-backend", "torch_native")
 
 
 SHARED = ("demo_server", "scripted_server", "told_server")
-_running: dict[str, servers.Server] = {}
+_shared: dict[str, SharedServer] = {}
 
 
-def _shared(item: pytest.Item) -> str | None:
-    """The shared server that a test uses."""
+class SharedServer:
+    """A server that is started when a test needs it and ended when the next test does not: memory limits how many can
+    run beside each other. Otherwise it is a `servers.Server`."""
+
+    def __init__(self, name: str, *flags: str) -> None:
+        self._flags, self._server = flags, None
+        _shared[name] = self
+
+    def __getattr__(self, name: str) -> Any:
+        if self._server is None:
+            self._server = servers.launch(*self._flags)
+        return getattr(self._server, name)
+
+    def end(self) -> None:
+        server, self._server = self._server, None
+        assert server is None or not server.stop()
+
+
+def _needed(item: pytest.Item | None) -> str:
+    """The shared server that a test uses, or nothing."""
     used = [name for name in SHARED if name in getattr(item, "fixturenames", ())]
     if len(used) > 1:
         raise pytest.UsageError(f"{item.nodeid} uses {' and '.join(used)}: a test uses at most one shared server")
-    return used[0] if used else None
+    return used[0] if used else ""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of a shared server follow each other, in one of the processes that share the tests; files stay whole."""
-    items.sort(key=lambda item: _shared(item) or "")
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(_shared(item) or item.path.name))
+    """Tests of a shared server follow each other."""
+    items.sort(key=_needed)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """A shared server ends with its last test: memory limits how many can run beside each other."""
-    following = _shared(nextitem) if nextitem else None
-    for name in [name for name in _running if name != following]:
-        assert not _running.pop(name).stop()
-
-
-def _share(name: str, *flags: str) -> servers.Server:
-    _running[name] = servers.launch(*flags)
-    return _running[name]
+    following = _needed(nextitem)
+    for name, server in _shared.items():
+        if name != following:
+            server.end()
 
 
 @pytest.fixture(scope="session")
@@ -71,15 +82,15 @@ def scripted_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def demo_server(demo_model: Path) -> servers.Server:
+def demo_server(demo_model: Path) -> SharedServer:
     """The demo model in float32 with no default budget."""
-    return _share("demo_server", *FLOAT32)
+    return SharedServer("demo_server", *FLOAT32)
 
 
 @pytest.fixture(scope="session")
-def scripted_server(scripted_model: Path) -> servers.Server:
+def scripted_server(scripted_model: Path) -> SharedServer:
     """A model whose every next token is known."""
-    return _share("scripted_server", "--model-path", str(scripted_model), "--reasoning-parser", "qwen3", *FLOAT32)
+    return SharedServer("scripted_server", "--model-path", str(scripted_model), "--reasoning-parser", "qwen3", *FLOAT32)
 
 
 @pytest.fixture(scope="session")
@@ -88,7 +99,8 @@ def told_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def told_server(told_model: Path) -> servers.Server:
+def told_server(told_model: Path) -> SharedServer:
     """A model whose counts are known, with metrics and budgets of efforts, and no default budget."""
-    return _share("told_server", "--model-path", str(told_model), "--reasoning-parser", "qwen3", "--enable-metrics",
-                  "--think-effort", "low=2,medium=25%,high=-1", "--served-model-name", "told", *FLOAT32)
+    return SharedServer("told_server", "--model-path", str(told_model), "--reasoning-parser", "qwen3",
+                        "--enable-metrics", "--think-effort", "low=2,medium=25%,high=-1", "--served-model-name", "told",
+                        *FLOAT32)

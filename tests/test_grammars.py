@@ -53,7 +53,8 @@ OTHERS: list[dict[str, Any]] = [
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
     folder = build_scripted_model(tmp_path_factory.mktemp("grammar"), SCRIPTS, TEMPLATE)
     how = FLOAT32 if request.param == "overlap" else (
-        "--dtype", "float32", "--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", "4")
+        "--dtype", "float32", "--speculative-ngram-capacity", "100000", "--speculative-algorithm", "NGRAM",
+        "--speculative-num-draft-tokens", "4")
     server = servers.launch("--model-path", str(folder), "--reasoning-parser", "qwen3", "--tool-call-parser", "qwen25",
                             *how)
     spaces = AutoTokenizer.from_pretrained(folder).convert_tokens_to_ids(SPACES)

@@ -219,7 +219,8 @@ def other_server(told_model: Path) -> Iterator[servers.Server]:
     """Markers named by the operator, no reasoning parser, a default and a ceiling, drafts, two tokenizer workers."""
     server = servers.launch("--model-path", str(told_model), "--think-start", "<think>", "--think-end", "</think>",
                             "--think-budget", "5", "--think-budget-max", "9", "--tokenizer-worker-num", "2",
-                            "--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", "5",
+                            "--speculative-ngram-capacity", "100000", "--speculative-algorithm", "NGRAM",
+                            "--speculative-num-draft-tokens", "5",
                             "--enable-metrics", "--served-model-name", "told", "--dtype", "float32")
     yield server
     assert not server.stop(seconds=90)

@@ -21,7 +21,8 @@ STARTS = [(OPEN, "loop"), (OPEN, "P1"), (OPEN, "P2"), ("", "P3"), ("", "P4"), (O
 LIMITS: list[Any] = [None, -1, 0, 1, 2, 3, 5, 8, 17, {"max_tokens": 6, "message": "loolooploanswer"},
                      {"max_tokens": 12, "min_tokens": 10}, {"max_tokens": 9, "grace_tokens": 8},
                      {"max_tokens": 20, "answer_tokens": 18}]
-NGRAM = ("--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens")
+NGRAM = ("--speculative-ngram-capacity", "100000", "--speculative-algorithm", "NGRAM",
+         "--speculative-num-draft-tokens")
 
 
 @pytest.fixture(scope="module")

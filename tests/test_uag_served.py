@@ -253,8 +253,8 @@ def test_counts(served: Served) -> None:
         assert sum(histogram) == meta["spec_verify_ct"]
         assert sum(i * n for i, n in enumerate(histogram)) == meta["spec_num_correct_drafts"]
         assert uag["rejections"]["verification"] == uag["proposed"] - uag["accepted"]
-        assert uag["rounds"] <= meta["spec_verify_ct"]
-        if served.name != "overlap":  # a retracted request writes some tokens twice
+        if served.name != "overlap":  # a retracted request writes some tokens twice, and rounds in flight are dropped
+            assert uag["rounds"] <= meta["spec_verify_ct"]
             assert meta["completion_tokens"] == 1 + meta["spec_verify_ct"] + meta["spec_num_correct_drafts"]
 
 
