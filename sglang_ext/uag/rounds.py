@@ -110,6 +110,12 @@ class _Writer:
     written: list[int] = field(default_factory=list)
     survivals: list[float] = field(default_factory=list)  # probability of what is written, up to each token
 
+    @property
+    def row(self) -> DraftRow:
+        """Its place, which a writer has."""
+        assert self.drafting.row is not None
+        return self.drafting.row
+
     def add(self, token: int, chance: float) -> None:
         self.written.append(token)
         self.survivals.append(chance * (self.survivals[-1] if self.survivals else 1.0))
@@ -243,10 +249,10 @@ class Drafter:
     def _write(self, writers: list[_Writer], batch: int) -> None:
         """Let the draft write. Where the device is not waited for, every writer takes all the steps."""
         start = time.perf_counter()
-        rows = [w.drafting.row for w in writers]
+        rows = [w.row for w in writers]
         missing = [w.drafting.missing for w in writers]
         longest = max(map(len, missing))
-        logits = self._runner.extend(rows, missing)  # type: ignore[arg-type]
+        logits = self._runner.extend(rows, missing)
         tokens, chances = self._choose(logits)
         if not self._patient:
             self.control.timed("draft_extend", len(writers), longest, time.perf_counter() - start)
@@ -258,12 +264,12 @@ class Drafter:
             self._write_watched(writers, tokens, chances, batch)
 
     def _write_all(self, writers: list[_Writer], tokens: torch.Tensor, chances: torch.Tensor, start: float) -> None:
-        rows = [w.drafting.row for w in writers]
+        rows = [w.row for w in writers]
         written, certain = [tokens], [chances]
         for step in range(max(w.steps for w in writers) - 1):
-            if any(not self._runner.reserve(row, len(row.ids) + step + 1) for row in rows if row is not None):
+            if any(not self._runner.reserve(row, len(row.ids) + step + 1) for row in rows):
                 break
-            tokens, chances = self._choose(self._runner.decode(rows, tokens, step))  # type: ignore[arg-type]
+            tokens, chances = self._choose(self._runner.decode(rows, tokens, step))
             written.append(tokens)
             certain.append(chances)
         host = torch.stack([torch.stack(written).double(), torch.stack(certain).double()]).cpu()
@@ -273,8 +279,7 @@ class Drafter:
         for i, w in enumerate(writers):
             for token, chance in zip(*host[:, : w.steps, i].tolist(), strict=True):
                 w.add(int(token), chance)
-            assert w.drafting.row is not None
-            w.drafting.row.ids += [int(token) for token in host[0, : len(written) - 1, i].tolist()]
+            w.row.ids += [int(token) for token in host[0, : len(written) - 1, i].tolist()]
             w.drafting.counts.draft_forwards += len(written) - 1
 
     def _write_watched(self, writers: list[_Writer], tokens: torch.Tensor, chances: torch.Tensor, batch: int) -> None:
@@ -287,19 +292,18 @@ class Drafter:
                 return
             going, tokens = [going[i] for i in keep], tokens[keep]
             start = time.perf_counter()
-            rows = [w.drafting.row for w in going]
-            logits = self._runner.decode(rows, tokens, 0)  # type: ignore[arg-type]
+            rows = [w.row for w in going]
+            logits = self._runner.decode(rows, tokens, 0)
             for w in going:
-                assert w.drafting.row is not None
-                w.drafting.row.ids.append(w.written[-1])
+                w.row.ids.append(w.written[-1])
                 w.drafting.counts.draft_forwards += 1
             tokens, chances = self._choose(logits)
             self.control.timed("draft_step", len(going), 1, time.perf_counter() - start)
 
     def _goes_on(self, w: _Writer, batch: int) -> bool:
-        last, row = w.written[-1], w.drafting.row
+        last, row = w.written[-1], w.row
         vocabulary = self._translator.draft
-        if len(w.written) >= w.steps or last in vocabulary.eos or last in vocabulary.special or row is None:
+        if len(w.written) >= w.steps or last in vocabulary.eos or last in vocabulary.special:
             return False
         return (self.control.worth_going_on(w.survivals[-1], len(w.written), batch)
                 and self._runner.reserve(row, len(row.ids) + 1))
