@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,13 @@ class SharedServer:
     run beside each other. Otherwise it is a `servers.Server`."""
 
     def __init__(self, name: str, *flags: str) -> None:
-        self._flags, self._server = flags, None
+        self._flags, self._server, self._starting = flags, None, threading.Lock()
         _shared[name] = self
 
     def __getattr__(self, name: str) -> Any:
-        if self._server is None:
-            self._server = servers.launch(*self._flags)
+        with self._starting:  # a test may begin with many threads
+            if self._server is None:
+                self._server = servers.launch(*self._flags)
         return getattr(self._server, name)
 
     def end(self) -> None:
