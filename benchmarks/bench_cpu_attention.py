@@ -16,7 +16,6 @@ import json
 import os
 import platform
 import random
-import socket
 import statistics
 import subprocess
 import sys
@@ -28,6 +27,8 @@ from collections.abc import Callable
 from datetime import date
 from pathlib import Path
 from typing import Any
+
+from sglang_ext.bench.servers import free_port
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "cpu_attention.jsonl"
@@ -42,12 +43,6 @@ FLAGS = {NATIVE: ["--attention-backend", "torch_native"], BATCHED: ["--attention
                  "--speculative-num-draft-tokens", str(DRAFTS)]}
 
 
-def _free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
-
-
 def _log_path(name: str) -> Path:
     return Path(tempfile.gettempdir()) / f"bench-{name}.log"
 
@@ -57,7 +52,7 @@ class Bench:
 
     def __init__(self, model: str) -> None:
         self._chance = random.Random(time.time_ns())
-        self._ports = {name: _free_port() for name in FLAGS}
+        self._ports = {name: free_port() for name in FLAGS}
         common = ["--model-path", model, "--dtype", "bfloat16", "--max-total-tokens", "24000", "--log-level", "error"]
         launch = [sys.executable, str(ROOT / "launch.py"), *common]
         self._servers = {name: subprocess.Popen([*launch, "--port", str(port), *FLAGS[name]],
