@@ -14,10 +14,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from sglang.srt.arg_groups.overrides import resolving_view
+from sglang.srt.configs.model_config import AttentionArch, ModelConfig
 from sglang.srt.managers.tp_worker import TpModelWorker
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
 from sglang.srt.model_executor.pool_configurator import MemoryPoolConfig
 from sglang.srt.runtime_context import get_schedule
+
+from .pair import draft_attention
 
 logger = logging.getLogger(__name__)
 GROWTH = 64
@@ -40,22 +44,24 @@ class DraftRow:
 
 
 class DraftRunner:
-    """Forwards of the draft, for many requests at once.
+    """Forwards of the draft, for many requests at once. Its weights are there from the start; its pool is there after
+    `allocate`, so that memory can be measured in between.
 
     Args:
         server_args: the server's.
         gpu_id, nccl_port: as sglang hands them to a speculative worker.
-        tokens: size of the pool, in the draft's tokens.
-        rows: most requests with a place at once.
         random_seed: the target's.
+
+    Raises:
+        ValueError: the attention backend that the operator named cannot serve this draft.
     """
 
-    def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, tokens: int, rows: int,
-                 random_seed: int | None = None) -> None:
+    def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, random_seed: int | None = None) -> None:
         from sglang.srt.layers.moe.utils import draft_model_build_scope
         from sglang.srt.runtime_context import attention_backends, get_spec
 
-        backend = get_spec().speculative_draft_attention_backend or attention_backends()[0]
+        backend = draft_attention(get_spec().speculative_draft_attention_backend, attention_backends()[0],
+                                  latent=_model_config(server_args).attention_arch == AttentionArch.MLA)
         with draft_model_build_scope(), _as_served():
             self._worker = TpModelWorker(server_args=server_args, gpu_id=gpu_id, nccl_port=nccl_port,
                                          is_draft_worker=True, draft_attention_backend=backend,
@@ -64,15 +70,30 @@ class DraftRunner:
         self.device = self.runner.device
         self.vocab_size: int = self.runner.model_config.vocab_size
         self.context: int = self.runner.model_config.context_len
+
+    def allocate(self, tokens: int, rows: int) -> None:
+        """Make the pool.
+
+        Args:
+            tokens: its size, in the draft's tokens; at least two pages are made.
+            rows: most requests with a place at once.
+        """
         page = get_schedule().page_size
         tokens = max(tokens // page, 2) * page
         self._worker.alloc_memory_pool(memory_pool_config=MemoryPoolConfig(
             max_total_num_tokens=tokens, max_running_requests=rows, full_max_total_num_tokens=tokens,
             swa_max_total_num_tokens=tokens))
-        self._allocator = self.runner.token_to_kv_pool_allocator
-        self._table = self.runner.req_to_token_pool.req_to_token
-        self._growth = -(-GROWTH // page) * page
-        self.tokens, self.rows = tokens, min(rows, len(self._table) - 1)
+        self.use_pool(self.runner.token_to_kv_pool_allocator, self.runner.req_to_token_pool.req_to_token, page, tokens,
+                  rows)
+        if tokens <= 2 * self._growth:
+            logger.warning("UAG: the draft's pool holds %d tokens, so hardly anything will be drafted; raise "
+                           "--max-total-tokens or --mem-fraction-static", tokens)
+
+    def use_pool(self, allocator: Any, table: torch.Tensor, page: int, tokens: int, rows: int) -> None:
+        """Keep requests in this pool. `table`: [rows + 1, positions] int32, each request's slots."""
+        self._allocator, self._table, self._page = allocator, table, page
+        self._growth = _whole(GROWTH, page)
+        self.tokens, self.rows = tokens, min(rows, len(table) - 1)
         self._free = list(range(self.rows, 0, -1))
 
     def init_attention_backends(self) -> None:
@@ -113,18 +134,22 @@ class DraftRunner:
 
     def reserve(self, row: DraftRow, length: int) -> bool:
         """Make room for `length` tokens; False if the pool is full or the context ends before."""
-        if length > min(self.context, self._table.shape[1]):
+        width = self._table.shape[1]
+        if length > min(self.context, width):
             return False
         missing = length - row.slots
         if missing <= 0:
             return True
-        size = -(-missing // self._growth) * self._growth
-        size = min(size, self._table.shape[1] // self._growth * self._growth - row.slots)
-        slots = self._allocator.alloc(size) if size >= missing else None
+        least = _whole(missing, self._page)
+        size = max(min(_whole(missing, self._growth), _whole(width - row.slots, self._page)), least)
+        slots = self._allocator.alloc(size)
+        if slots is None and least < size:
+            slots = self._allocator.alloc(least)
         if slots is None:
             return False
-        self._table[row.index, row.slots : row.slots + size] = slots.to(self._table.dtype)
-        row.slots += size
+        slots = slots[: width - row.slots]  # of the last page, what the table has room for: any slot frees its page
+        self._table[row.index, row.slots : row.slots + len(slots)] = slots.to(self._table.dtype)
+        row.slots += len(slots)
         return True
 
     def extend(self, rows: Sequence[DraftRow], ids: Sequence[Sequence[int]]) -> torch.Tensor:
@@ -194,6 +219,11 @@ class DraftRunner:
         return self.runner.forward(batch).logits_output.next_token_logits[: batch.batch_size, : self.vocab_size]
 
 
+def _whole(count: int, of: int) -> int:
+    """The next multiple."""
+    return -(-count // of) * of
+
+
 def _to(device: Any, lists: Sequence[Sequence[int]]) -> list[torch.Tensor]:
     """Lists of one length as int64 tensors on a device, in one transfer that nothing waits for."""
     host = torch.tensor(lists, dtype=torch.int64)
@@ -215,11 +245,12 @@ def _as_served() -> Iterator[None]:
 
 
 def _init_model_config(worker: TpModelWorker) -> None:
-    from sglang.srt.arg_groups.overrides import resolving_view
-    from sglang.srt.configs.model_config import ModelConfig
+    worker.model_config = _model_config(worker.server_args)
 
-    given = resolving_view(worker.server_args)
-    worker.model_config = ModelConfig(
+
+def _model_config(server_args: Any) -> ModelConfig:
+    given = resolving_view(server_args)
+    return ModelConfig(
         model_path=given.speculative_draft_model_path, revision=given.speculative_draft_model_revision,
         trust_remote_code=given.trust_remote_code, dtype=given.dtype, model_impl=given.model_impl,
         quantization=given.speculative_draft_model_quantization, sampling_defaults=given.sampling_defaults)

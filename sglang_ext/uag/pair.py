@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from sglang.srt.configs.hybrid_arch import mambaish_config
 from sglang.srt.configs.model_config import ModelConfig
-from sglang.srt.runtime_context import get_device, get_model, get_schedule, get_spec
+from sglang.srt.model_executor.pool_configurator import create_memory_pool_configurator
+from sglang.srt.runtime_context import get_memory, get_model, get_schedule, get_spec
 
 from ..config import Settings
 from .override import read_override
@@ -18,9 +19,16 @@ from .specials import SpecialMap
 from .translation import Translator
 from .vocabulary import Vocabulary
 
+logger = logging.getLogger(__name__)
 SAMPLE = ("The harbour office opens at half past six. Mrs. Halloran keeps 214 keys there, and a cat.\n\n"
           "def total(rows):\n    return sum(row.price * row.count for row in rows)\n\n数字 12345. ¿Qué tal, Łódź?\n")
 """Text by which the tokens of two vocabularies are compared when a pool is sized."""
+LATENT_ONLY = frozenset({"flashmla", "trtllm_mla", "cutedsl_mla"})
+HEADS_ONLY = frozenset({"trtllm_mha", "hpc_ops"})
+ONE_FAMILY = frozenset({"dsa", "nsa", "qsa", "dsv4", "compressed", "minicpm_flashattn", "minicpm_flashinfer",
+                        "llada2_cfg_flashinfer"})
+"""sglang's attention backends that serve models with multi-head latent attention, without it, and of one family."""
+FITS_ALL = "triton"
 
 
 @dataclass(frozen=True)
@@ -79,17 +87,19 @@ class Pair:
         ours, theirs = (len(t.encode(SAMPLE, add_special_tokens=False)) for t in (self.target, self.draft))
         return theirs / max(ours, 1)
 
-    def pool_tokens(self, free_bytes: int | None) -> int:
+    def pool_tokens(self, target: Any, draft: Any) -> int:
         """Size of the draft's pool, in its tokens: enough for the text that the target's pool will hold.
 
         Args:
-            free_bytes: memory that the pools of both may take; None: the target's pool has a given size.
+            target, draft: sglang's model runners. Their weights are loaded and their pools are not made.
+
+        Raises:
+            ValueError: the weights of both leave no memory.
         """
         ratio = max(self.draft_tokens_per_target_token, 0.25) * 1.1
         given = get_schedule().max_total_tokens
         if given is None:
-            assert free_bytes is not None
-            given = max(int(free_bytes / (cell_bytes(self.target_config) + ratio * cell_bytes(self.draft_config))), 1)
+            given = shared_tokens(target, draft, ratio)
         most = get_schedule().max_running_requests * self.draft_config.context_len
         return max(min(int(given * ratio), most), get_schedule().page_size * 2)
 
@@ -115,20 +125,44 @@ def load_tokenizer(flag: str, path: str, revision: str | None, trust_remote_code
         raise ValueError(f"{flag} {path}: no tokenizer, and UAG translates between two ({reason})") from None
 
 
-def free_bytes() -> int:
-    """Bytes that sglang will give to KV pools, the target's weights being loaded."""
-    from sglang.srt.utils import get_available_gpu_memory
+def shared_tokens(target: Any, draft: Any, ratio: float) -> int:
+    """Tokens that the target's pool can hold if the draft's holds `ratio` times as many.
 
-    device, gpu = get_device().device, get_device().gpu_id
-    if torch.device(device).type != "cuda":
-        return int(get_available_gpu_memory(device, gpu) * (1 << 30))
-    total = torch.cuda.get_device_properties(gpu).total_memory
-    return max(int(get_available_gpu_memory(device, gpu) * (1 << 30)
-                   - total * (1 - get_schedule().mem_fraction_static)), 0)
+    sglang's own accounts say how many tokens fit where one pool has all of the memory, whatever a layer keeps of a
+    token: heads, a latent, less bits. Of the draft no layer forgets anything, so one with a window costs as any other.
+    """
+    target.init_kv_cache_configurator()
+    account = target.kv_cache_configurator
+    free = account._profile_available_bytes(target.pre_model_load_memory)
+    alone = _tokens(account, free)
+    draft.init_kv_cache_configurator()
+    with get_schedule().override(swa_full_tokens_ratio=1.0), get_memory().override(disable_radix_cache=False):
+        draft_alone = _tokens(draft.kv_cache_configurator, free)
+    return max(int(1 / (1 / alone + ratio / draft_alone)), 1)
 
 
-def cell_bytes(config: Any) -> int:
-    """Bytes of keys and values of one token, as if every layer kept them."""
-    text = config.hf_text_config
-    heads = config.get_num_kv_heads(1)
-    return int(2 * text.num_hidden_layers * heads * config.head_dim * torch.empty((), dtype=config.dtype).itemsize)
+def _tokens(account: Any, free: int) -> int:
+    return int(create_memory_pool_configurator(account).calculate_pool_sizes(free, get_schedule().page_size)
+               .max_total_num_tokens)
+
+
+def draft_attention(named: str | None, target: str, *, latent: bool) -> str:
+    """The draft's attention backend: the one that the operator named, else the target's where it can serve the draft.
+
+    Args:
+        named: `--speculative-draft-attention-backend`.
+        target: the target's.
+        latent: whether the draft keeps a latent instead of heads (MLA).
+
+    Raises:
+        ValueError: the named one cannot serve the draft.
+    """
+    others = HEADS_ONLY if latent else LATENT_ONLY
+    if named in others:
+        raise ValueError(f"--speculative-draft-attention-backend {named}: not for this draft, which has "
+                         f"{'' if latent else 'no '}multi-head latent attention; accepted: {FITS_ALL}, for example")
+    if named is None and target in others | ONE_FAMILY:
+        logger.warning("UAG: the target's attention backend %s is not for the draft, which is served with %s; "
+                       "--speculative-draft-attention-backend names another", target, FITS_ALL)
+        return FITS_ALL
+    return named or target
