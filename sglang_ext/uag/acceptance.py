@@ -9,6 +9,7 @@ _PRIOR, _PRIOR_WEIGHT = 0.6, 2.0  # acceptance of a pair that nobody has seen, a
 _DECAY = 0.97  # of the pair's counts at each draft
 _PROFILE_WEIGHT = 5.0  # tokens at a position that the pair's acceptance counts for there
 _BINS, _BIN_WEIGHT, _BIN_DECAY = 10, 4.0, 0.98
+_ROUNDED = 1.001  # the highest confidence that is taken for 1
 
 Floats = npt.NDArray[np.float64]
 
@@ -31,9 +32,9 @@ class PairAcceptance:
         """Probability that a drafted token is accepted where those before it were."""
         return (self._accepted + _PRIOR * _PRIOR_WEIGHT) / (self.seen + _PRIOR_WEIGHT)
 
-    def count(self, proposed: int, accepted: int) -> None:
-        """Count a draft of which a prefix was accepted."""
-        judged = min(accepted + 1, proposed)
+    def count(self, asked: int, accepted: int) -> None:
+        """Count a draft that was asked for so many tokens, and of which so many were accepted."""
+        judged = min(accepted + 1, asked)
         self._accepted = self._accepted * _DECAY + accepted
         self.seen = self.seen * _DECAY + judged
         self._hits *= _DECAY
@@ -64,7 +65,10 @@ class PairAcceptance:
 
 
 class Confidence:
-    """What the draft's probability of its own text is worth: bins of it, with the acceptance that was measured."""
+    """What the draft's probability of its own text is worth: bins of it, with the acceptance that was measured.
+
+    What is no probability counts as 0: a draft that computes NaN costs drafts, never a request.
+    """
 
     def __init__(self) -> None:
         self._hits = np.zeros(_BINS)
@@ -78,12 +82,18 @@ class Confidence:
 
     def acceptance(self, confidence: float) -> float:
         """Probability that a draft of this confidence is accepted as a whole; the confidence itself until measured."""
+        confidence = _valid(confidence)
         k = self._bin(confidence)
         return float((self._hits[k] + confidence * _BIN_WEIGHT) / (self._trials[k] + _BIN_WEIGHT))
 
     @staticmethod
     def _bin(confidence: float) -> int:
-        return min(max(int(confidence * _BINS), 0), _BINS - 1)
+        return min(int(_valid(confidence) * _BINS), _BINS - 1)
+
+
+def _valid(confidence: float) -> float:
+    """Within 0 to 1; a product of float32 probabilities may be above 1 by rounding."""
+    return min(confidence, 1.0) if 0 <= confidence <= _ROUNDED else 0.0
 
 
 def _odds(probability: Floats) -> Floats:

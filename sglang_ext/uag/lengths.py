@@ -22,7 +22,7 @@ from .step_times import Kind, StepTimes, bucket
 _BORROWED = 3.0  # tokens that the pair's acceptance counts for in a request
 _DECAY = 0.9  # of a request's counts at each draft
 _FADE = 0.99  # of a request's counts in each round in which it drafts nothing
-_INVESTED = 32.0  # rounds over which reading what the draft missed is expected to pay
+_INVESTED = 32.0  # rounds, at least, over which reading what the draft missed is expected to pay
 _MISSED = 1000.0  # ids that the draft would have to read that outweigh any promise
 _BEST = 0.98  # acceptance at which a probe must be able to pay
 _BASELINE_ROUNDS = 256  # between two plain steps that are taken only to be timed
@@ -38,11 +38,13 @@ class RequestStats:
         behind: ids of the draft that its cache lacks before its next draft. Every plan adds to it where it drafts
             nothing; set it where the draft did not read the prompt.
         alive: whether the last plan drafted for it.
+        rounds: that it was planned for. It is expected to go on for as many: what is known of a length is its past.
     """
 
     steps_per_token: float = 1.0
     behind: float = 0.0
     alive: bool = True
+    rounds: int = 0
     accepted: float = field(default=0.0, repr=False)  # decayed counts of its drafted tokens that were judged
     seen: float = field(default=0.0, repr=False)
 
@@ -55,9 +57,9 @@ class RequestStats:
         """How much a probe may find: what was accepted, doubts in its favour, less what the draft has to read."""
         return (self.accepted + 1) / (self.seen + 1) - self.behind / _MISSED
 
-    def count(self, proposed: int, accepted: int) -> None:
+    def count(self, asked: int, accepted: int) -> None:
         self.accepted = self.accepted * _DECAY + accepted
-        self.seen = self.seen * _DECAY + min(accepted + 1, proposed)
+        self.seen = self.seen * _DECAY + min(accepted + 1, asked)
 
     def skip(self) -> None:
         """A round without a draft: the draft falls behind, and what was counted is forgotten slowly."""
@@ -81,28 +83,36 @@ class LengthControl:
     Args:
         width: widest verification, 1 + the most tokens of a draft.
         costs: what steps are guessed to take until they are measured.
+        fixed: every step of the target is `width` wide, drafts or none, as where CUDA graphs have that width.
 
     Raises:
         ValueError: `width` below 2.
     """
 
-    def __init__(self, width: int, costs: Costs | None = None) -> None:
+    def __init__(self, width: int, costs: Costs | None = None, fixed: bool = False) -> None:
         if width < 2:
             raise ValueError(f"width {width}: accepted is 2 or more, a draft token and the one that follows it")
         self.width = width
-        self._times = StepTimes(costs or Costs())
+        self._fixed = fixed
+        self._times = StepTimes(costs or Costs(), width if fixed else None)
         self._pair = PairAcceptance(width - 1)
         self._confidence = Confidence()
         self._probes = Probes()
         self._longest = 1  # tokens that a draft may have; grows as drafts are accepted whole
         self._speed = 1.0  # that the last plan promised, of plain steps'
         self._round = 0
+        self._batch = 1  # of the last plan
         self._baseline: dict[int, tuple[int, int]] = {}  # by batch bucket: round of the next plain step, rounds between
 
     @property
     def off(self) -> bool:
-        """Whether drafting does not pay by what is known: the draft need not read a new request's prompt."""
-        return self._pair.seen > 0 and self._speed <= 1
+        """Whether drafting does not pay by what is known, and would not for new requests either: the draft need not
+        read their prompts. A probe reads one when enough is saved up for it."""
+        if not self._pair.seen or self._speed > 1:
+            return False
+        new = [RequestStats()] * self._batch
+        best = self._best(new, self._survival(new), self._to_read(new), self._batch)
+        return best.rate * self._times.of("plain", self._batch) <= _GAIN * self._batch
 
     def plan(self, requests: Sequence[RequestStats], batch: int | None = None) -> list[int]:
         """Tokens of the target to draft for each request in the next round; a plain step where all are 0.
@@ -117,6 +127,7 @@ class LengthControl:
             for i in choice.chosen:
                 lengths[i] = choice.length
         for request, length in zip(requests, lengths, strict=True):
+            request.rounds += 1
             request.alive = length > 0
             if length:
                 request.behind = 0.0
@@ -124,28 +135,42 @@ class LengthControl:
                 request.skip()
         return lengths
 
-    def observe(self, request: RequestStats, proposed: int, accepted: int, confidence: Sequence[float] = ()) -> None:
+    def observe(self, request: RequestStats, proposed: int, accepted: int, confidence: Sequence[float] = (),
+                asked: int | None = None) -> None:
         """Count a verified draft.
 
         Args:
             proposed: tokens of the target that were drafted.
             accepted: how many of them, from the first on, were accepted.
             confidence: probability that the draft gave to its text up to each of the tokens, where it is known.
+            asked: tokens that the draft was to give, where it ran for them: more than `proposed` if its text ended
+                early, or ended within a character, or could not be translated. The first that is missing counts as
+                refused. None: as many as were proposed.
 
         Raises:
-            ValueError: more accepted than proposed.
+            ValueError: more accepted than proposed, or more proposed than asked.
         """
+        asked = proposed if asked is None else asked
         if not 0 <= accepted <= proposed:
             raise ValueError(f"accepted {accepted} of {proposed} proposed: accepted is 0 to {proposed}")
-        if not proposed:
+        if asked < proposed:
+            raise ValueError(f"asked {asked}, {proposed} proposed: asked is {proposed} or more")
+        if not asked:
             return
-        self._probes.observe(request, accepted == proposed)
-        self._pair.count(proposed, accepted)
-        request.count(proposed, accepted)
-        if accepted == proposed >= self._longest:
+        self._probes.observe(request, accepted == asked)
+        self._pair.count(asked, accepted)
+        request.count(asked, accepted)
+        if accepted == asked >= self._longest:
             self._longest = min(2 * self._longest, self.width - 1)
         for j, p in enumerate(confidence[:proposed]):
             self._confidence.count(p, j < accepted)
+
+    def unable(self, request: RequestStats) -> None:
+        """The plan drafts for a request, and it was not possible to begin: nothing was paid, and nothing is learned of
+        the pair. Others are tried before it."""
+        request.alive = False
+        request.count(1, 0)
+        self._probes.cancel(request)
 
     def timed(self, kind: Kind, batch: int, width: int, seconds: float) -> None:
         """Count the time of a step.
@@ -153,7 +178,7 @@ class LengthControl:
         Args:
             kind: `plain` and `verify` of the target, `draft_extend` over what the draft has not read, `draft_step`.
             batch: requests in it.
-            width: positions a request: of `verify` its width, of `draft_extend` the most new ids, else 1.
+            width: positions a request: of `verify` its width, of `draft_extend` the new ids, on average, else 1.
         """
         self._times.add(kind, batch, width, seconds)
 
@@ -176,11 +201,11 @@ class LengthControl:
         step = self._times.of("plain", batch)
         plain = batch / step
         self._round += 1
+        self._batch = batch
         self._probes.elapse(step)
         if self._probes.settle():
             self._pair.doubt()
-        rate = self._pair.rate
-        best = self._best(requests, self._pair.survival(np.array([r.rate(rate) for r in requests])), batch)
+        best = self._best(requests, self._survival(requests), self._to_read(requests), batch)
         if best.rate <= _GAIN * plain:
             self._speed, self._longest = 1.0, 1
             return self._probe(requests, batch, step)
@@ -189,35 +214,55 @@ class LengthControl:
             return _Choice(plain)
         return _Choice(best.rate, min(best.length, self._longest), best.chosen)
 
+    def _survival(self, requests: Sequence[RequestStats]) -> Floats:
+        """[requests, lengths] probability that a draft is accepted up to each position."""
+        rate = self._pair.rate
+        return self._pair.survival(np.array([r.rate(rate) for r in requests]))
+
+    def _to_read(self, requests: Sequence[RequestStats]) -> Floats:
+        """[requests] ids that the draft missed, a round: they are read once, for all rounds that are still expected.
+        Nothing is invested in a pair that nobody has seen."""
+        return np.array([r.behind / max(_INVESTED, r.rounds) if self._pair.seen else r.behind for r in requests])
+
     def _baseline_due(self, batch: int) -> bool:
         """Whether a plain step is to be taken only to know what it takes: now and then, ever more rarely."""
         due, gap = self._baseline.get(bucket(batch), (self._round, 1))
-        if not self._times.anything() or self._round < due:
+        if self._fixed or not self._times.anything() or self._round < due:
             return False
         self._baseline[bucket(batch)] = self._round + gap, min(gap * 16, _BASELINE_ROUNDS)
         return True
 
-    def _best(self, requests: Sequence[RequestStats], survival: Floats, batch: int) -> _Choice:
+    def _best(self, requests: Sequence[RequestStats], survival: Floats, behind: Floats, batch: int) -> _Choice:
         """The best length, for those requests where it is worth most.
 
         Args:
             survival: [requests, lengths] probability that a draft is accepted up to each position.
+            behind: [requests] ids that the draft reads in a round besides what was confirmed.
         """
         expected = np.cumsum(survival, axis=1)  # [requests, lengths], tokens accepted
-        order = np.argsort(-expected[:, 0], kind="stable")
+        order = self._worthwhile(expected, behind, batch)
         gains = np.cumsum(expected[order], axis=0)  # [first requests, lengths]
         slowest = np.maximum.accumulate(np.array([requests[i].steps_per_token for i in order]))
-        behind = np.cumsum([requests[i].behind for i in order]) / _INVESTED
+        missed = np.cumsum(behind[order])
         verify = np.array([self._times.of("verify", batch, length + 1) for length in range(1, self.width)])
         best = _Choice(0.0)
         for count in _counts(len(order)):
             gain, steps = gains[count - 1], float(slowest[count - 1])
-            read = 1 + (gain * steps + behind[count - 1]) / count
+            read = 1 + (gain * steps + missed[count - 1]) / count
             rates = (batch + gain) / (verify + self._draft_seconds(count, steps, read))
             k = int(np.argmax(rates))
             if rates[k] > best.rate:
-                best = _Choice(float(rates[k]), k + 1, tuple(int(i) for i in order[:count]))
+                best = _Choice(float(rates[k]), k + 1, tuple(order[:count]))
         return best
+
+    def _worthwhile(self, expected: Floats, behind: Floats, batch: int) -> list[int]:
+        """Requests in the order of what a first token is worth, less the plain tokens of the time for reading what the
+        draft missed. Those are left out for which this is more than the longest draft brings."""
+        tokens = batch / self._times.of("plain", batch)  # a second
+        one = self._times.of("draft_extend", 1)
+        reading = np.array([self._times.of("draft_extend", 1, ceil(1 + ids)) - one if ids else 0.0 for ids in behind])
+        order: list[int] = np.argsort(reading * tokens - expected[:, 0], kind="stable").tolist()
+        return [i for i in order if expected[i, -1] > reading[i] * tokens]
 
     def _draft_seconds(self, count: int, steps_per_token: float, read: Floats) -> Floats:
         """Seconds of the draft for each length; `read` is the ids a request that it has to read first."""
@@ -227,23 +272,26 @@ class LengthControl:
 
     def _probe(self, requests: Sequence[RequestStats], batch: int, step: float) -> _Choice:
         """Drafts for a few requests, if they may be afforded and could pay at all."""
-        probes = self._probes
+        probes, plain = self._probes, _Choice(batch / step)
         order = sorted(range(len(requests)), key=lambda i: -requests[i].promise)
-        chosen = tuple(order[: probes.count])
-        length = min(probes.length, self.width - 1)
-        read = 1 + sum(requests[i].behind for i in chosen) / len(chosen)
-        slowest = max(requests[i].steps_per_token for i in chosen)
-        draft = self._draft_seconds(len(chosen), slowest, np.full(self.width - 1, read))
-        loss = float(draft[length - 1]) + self._times.of("verify", batch, length + 1) - step
-        if not probes.affords(loss, step):
-            return _Choice(batch / step)
-        could = self._best(requests, self._pair.survival(np.full(len(requests), _BEST)), batch)
-        if could.rate <= _GAIN * batch / step:
-            return _Choice(batch / step)
-        probes.start([requests[i] for i in chosen], loss)
-        return _Choice(batch / step, length, chosen)
+        count, length = min(probes.count, len(order)), min(probes.length, self.width - 1)
+        while not probes.affords(loss := self._seconds([requests[i] for i in order[:count]], length, batch) - step):
+            if count == 1:
+                return plain
+            count //= 2
+        could = self._best(requests, self._pair.survival(np.full(len(requests), _BEST)), np.zeros(len(requests)), batch)
+        if could.rate <= _GAIN * plain.rate:
+            return plain
+        probes.start([requests[i] for i in order[:count]], loss)
+        return _Choice(plain.rate, length, tuple(order[:count]))
+
+    def _seconds(self, chosen: Sequence[RequestStats], length: int, batch: int) -> float:
+        """Seconds of a round in which these have drafts of this length, all that the draft missed is read."""
+        read = 1 + sum(r.behind for r in chosen) / len(chosen)
+        draft = self._draft_seconds(len(chosen), max(r.steps_per_token for r in chosen), np.full(self.width - 1, read))
+        return float(draft[length - 1]) + self._times.of("verify", batch, length + 1)
 
 
 def _counts(requests: int) -> list[int]:
     """How many requests may draft: powers of two, and all."""
-    return sorted({requests, *(1 << k for k in range(requests.bit_length()))})
+    return sorted({requests, *(1 << k for k in range(requests.bit_length()))} - {0})

@@ -38,10 +38,16 @@ class StepTimes:
 
     Between measured shapes the guess gives the proportion: an estimate is the nearest measurement, times what the guess
     says of the two shapes.
+
+    Args:
+        costs: the guesses.
+        verified: width that the target's every step has, as where its graphs have one; None: steps are as wide as they
+            are said to be, and `plain` ones 1.
     """
 
-    def __init__(self, costs: Costs) -> None:
+    def __init__(self, costs: Costs, verified: int | None = None) -> None:
         self._costs = costs
+        self._verified = verified
         self._seen: dict[Kind, dict[tuple[int, int], deque[float]]] = {kind: {} for kind in get_args(Kind)}
         self._cache: dict[tuple[Kind, int, int], float] = {}
         self._since = 0
@@ -57,8 +63,9 @@ class StepTimes:
         if batch < 1 or width < 1 or not 0 <= seconds < inf:
             raise ValueError(f"{kind} of batch {batch}, width {width}, {seconds} s: accepted are batch and width of 1 "
                              "or more and a finite time of 0 or more")
-        seconds = max(seconds, _SHORTEST)
+        kind, width = self._step(kind, width)
         key = bucket(batch), _width_bucket(kind, width)
+        seconds = max(seconds, _SHORTEST) * self._share(kind, *key) / self._share(kind, key[0], width)
         known = self._seen[kind].get(key)
         if known is None:
             limit = _FIRST * self._nearest(kind, *key) if self.anything() else inf
@@ -73,14 +80,23 @@ class StepTimes:
 
     def of(self, kind: Kind, batch: int, width: int = 1) -> float:
         """Seconds that a step is expected to take; guessed plain steps before anything was measured."""
+        kind, width = self._step(kind, width)
         key = kind, bucket(batch), _width_bucket(kind, width)
         if key not in self._cache:
             self._cache[key] = self._nearest(*key)
-        return self._cache[key]
+        return self._cache[key] * self._share(kind, key[1], width) / self._share(*key)
 
     def anything(self) -> bool:
         """Whether anything was measured."""
         return any(self._seen.values())
+
+    def _step(self, kind: Kind, width: int) -> tuple[Kind, int]:
+        """The step that is run for it."""
+        return ("verify", self._verified) if self._verified and kind in ("plain", "verify") else (kind, width)
+
+    def _share(self, kind: Kind, batch: int, width: int) -> float:
+        """Guessed cost of a shape. A bucket's estimate is that of its widest; others have their part of it."""
+        return self._costs.of(kind, batch * width) if kind == "draft_extend" else 1.0
 
     def _nearest(self, kind: Kind, batch: int, width: int) -> float:
         measured = self._seen[kind]
