@@ -6,10 +6,13 @@ import json
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import servers
 from uag_models import build_random_model
+
+from sglang_ext.uag.algorithm import set_defaults
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +44,15 @@ CASES = {
                       ["--speculative-num-draft-tokens 65", "2 to 64"]),
     "lengths": ([DRAFT, "{draft}", "--uag-lengths", "x"], ["--uag-lengths", "'x'", "auto, fixed"]),
     "prefill alone": ([DRAFT, "{draft}", "--disaggregation-mode", "prefill"], ["disaggregation"]),
+    "a threshold": ([DRAFT, "{draft}", "--speculative-accept-threshold-single", "0.5"],
+                    ["--speculative-accept-threshold-single 0.5", "accepted: 1.0"]),
+    "another threshold": ([DRAFT, "{draft}", "--speculative-accept-threshold-acc", "0.25"],
+                          ["--speculative-accept-threshold-acc 0.25", "accepted: 1.0"]),
+    "pdmux": ([DRAFT, "{draft}", "--enable-pdmux", "--chunked-prefill-size", "-1"],
+              ["--enable-pdmux", "accepted: without it"]),
+    "hisparse": ([DRAFT, "{draft}", "--enable-hisparse"], ["--enable-hisparse", "accepted: without it"]),
+    "an embedding": ([DRAFT, "{draft}", "--is-embedding"], ["--is-embedding", "accepted"]),
+    "a memory saver": ([DRAFT, "{draft}", "--enable-memory-saver"], ["--enable-memory-saver", "accepted: without it"]),
     "a draft that is not there": ([DRAFT, "{missing}"], [DRAFT, "{missing}"]),
     "a draft without a tokenizer": ([DRAFT, "{bare}"], [DRAFT, "{bare}", "tokenizer"]),
     "a map that is not there": ([DRAFT, "{draft}", "--uag-map", "{missing}"], ["--uag-map", "{missing}"]),
@@ -102,3 +114,12 @@ def test_from_the_shell(files: dict[str, str]) -> None:
     assert done.returncode == 2
     assert done.stderr.splitlines()[-2:] == [
         "launch.py: --speculative-algorithm UAG needs --speculative-draft-model-path", HINT]
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_mixed_chunks_are_switched_off_aloud(asked: bool, caplog: pytest.LogCaptureFixture) -> None:
+    arguments = SimpleNamespace(speculative_num_draft_tokens=None, enable_mixed_chunk=asked, max_running_requests=None,
+                                device="cuda")
+    set_defaults(arguments)
+    assert not arguments.enable_mixed_chunk
+    assert ("--enable-mixed-chunk" in caplog.text) == asked

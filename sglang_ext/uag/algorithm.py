@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from ..config import Settings
 from ..cpu.defaults import value_of
 from .override import read_override
 
+logger = logging.getLogger(__name__)
 NAME = "UAG"
 OVERLAP_VARIABLE = "SGLANG_EXT_UAG_OVERLAP"
 """On a CPU nothing overlaps, and a request that ended runs one more round; 1 keeps overlap scheduling on there."""
@@ -81,6 +83,8 @@ def set_defaults(server_args: Any) -> None:
         raise ValueError(f"--speculative-num-draft-tokens {width}: accepted with UAG: 2 to {MAX_DRAFT_TOKENS}")
     server_args.speculative_num_steps = width - 1
     server_args.speculative_eagle_topk = 1
+    if server_args.enable_mixed_chunk:
+        logger.warning("--enable-mixed-chunk is switched off: prompts are not mixed with drafts (UAG)")
     server_args.enable_mixed_chunk = False
     if server_args.max_running_requests is None:
         server_args.max_running_requests = RUNNING_REQUESTS
@@ -93,18 +97,7 @@ def refuse_unsupported(server_args: Any) -> None:
     from .pair import load_tokenizer
     from .refusal import refusal
 
-    refused = {
-        "needs --speculative-draft-model-path": not server_args.speculative_draft_model_path,
-        "translates between tokenizers: --skip-tokenizer-init": server_args.skip_tokenizer_init,
-        "is not served with tensor parallelism yet: every rank would choose draft lengths by its own clock (--tp)":
-            server_args.tp_size > 1,
-        "is not served with pipeline parallelism (--pp)": server_args.pp_size > 1,
-        "is not served with data parallel attention": server_args.enable_dp_attention,
-        "is not served with prefill/decode disaggregation": server_args.disaggregation_mode != "null",
-        "is not served with two-batch overlap": server_args.enable_two_batch_overlap,
-        "has a length control of its own: --speculative-adaptive": server_args.speculative_adaptive,
-    }
-    problem = next((text for text, true in refused.items() if true), None)
+    problem = _problem(server_args)
     if problem:
         raise ValueError(f"--speculative-algorithm {NAME} {problem}")
     path = Settings.from_environment().uag_map
@@ -116,6 +109,34 @@ def refuse_unsupported(server_args: Any) -> None:
         problem = refusal(target, draft, override=override)
         if problem:
             raise ValueError(f"--uag-map {path}: {problem}")
+
+
+def _problem(server_args: Any) -> str | None:
+    """What the flags ask for that UAG is not served with."""
+    thresholds = (server_args.speculative_accept_threshold_single, server_args.speculative_accept_threshold_acc)
+    refused = {
+        "needs --speculative-draft-model-path": not server_args.speculative_draft_model_path,
+        "translates between tokenizers: --skip-tokenizer-init": server_args.skip_tokenizer_init,
+        "is not served with tensor parallelism yet: every rank would choose draft lengths by its own clock (--tp)":
+            server_args.tp_size > 1,
+        "is not served with pipeline parallelism (--pp)": server_args.pp_size > 1,
+        "is not served with data parallel attention": server_args.enable_dp_attention,
+        "is not served with prefill/decode disaggregation": server_args.disaggregation_mode != "null",
+        "is not served with two-batch overlap": server_args.enable_two_batch_overlap,
+        "has a length control of its own: --speculative-adaptive": server_args.speculative_adaptive,
+        "accepts a draft where the target chooses the same token: --speculative-accept-threshold-single {} and "
+        "--speculative-accept-threshold-acc {} would not be used; accepted: 1.0".format(*thresholds):
+            thresholds != (1.0, 1.0),
+        "reads prompts beside the target, which --enable-pdmux has done elsewhere; accepted: without it":
+            server_args.enable_pdmux,
+        "is not served with --enable-hisparse: sglang stages requests for its own drafts alone; accepted: without it":
+            server_args.enable_hisparse,
+        "drafts text, and a server that embeds writes none: --is-embedding; accepted: one of the two":
+            server_args.is_embedding,
+        "is not served with --enable-memory-saver: nothing would load the draft's weights again once they were "
+        "released; accepted: without it": server_args.enable_memory_saver,
+    }
+    return next((text for text, true in refused.items() if true), None)
 
 
 def refuse_missing_draft(argv: Sequence[str]) -> None:
