@@ -1,4 +1,5 @@
-"""`meta_info` of a request that was drafted for by UAG: sglang counts padding as proposed, and knows one width only."""
+"""What is told of drafts by UAG, to clients and in sglang's own metrics: sglang counts padding as proposed, and knows
+one width only."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ def result_of(req: Any) -> dict[str, Any] | None:
     counts = getattr(req, "uag", None)
     if counts is None or not req.finished():
         return None
-    result: dict[str, Any] = counts.result(req.spec_num_correct_drafts)
+    result: dict[str, Any] = counts.result(req.spec_num_correct_drafts, req.spec_verify_ct)
     return result
 
 
@@ -25,3 +26,28 @@ def calculate_spec_decoding_metrics(original: Callable[..., None], self: Any, me
         proposed = uag["proposed"] + uag["forced"]
         meta_info["spec_num_proposed_drafts"] = proposed
         meta_info["spec_accept_rate"] = meta_info["spec_num_correct_drafts"] / proposed if proposed else 0.0
+
+
+def snapshot_spec_decode_metrics(original: Callable[..., None], self: Any, batch: Any, result: Any) -> None:
+    """Add up what was proposed. Under overlap scheduling a round is counted when the one before it is processed."""
+    original(self, batch, result)
+    for req in batch.reqs:
+        counts = getattr(req, "uag", None)
+        if counts is not None:
+            proposed = counts.proposed + counts.forced
+            self.uag_proposed = getattr(self, "uag_proposed", 0) + proposed - getattr(req, "uag_reported", 0)
+            req.uag_reported = proposed
+
+
+def report_decode_stats(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
+    """For as long as sglang reports, the configured width is the mean one: it divides by rounds times width."""
+    rounds, proposed = self.spec_num_forward_ct, getattr(self, "uag_proposed", None)
+    if proposed is None or not rounds:
+        return original(self, *args, **kwargs)
+    from sglang.srt.runtime_context import get_spec
+
+    with get_spec().override(speculative_num_draft_tokens=1 + proposed / rounds):
+        original(self, *args, **kwargs)
+    if not self.spec_num_forward_ct:  # it was time for a report
+        self.uag_proposed = 0
+    return None

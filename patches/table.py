@@ -213,6 +213,18 @@ HOOKS = (
         "self",
     ),
     Hook(
+        "managers.scheduler_components.metrics_reporter.SchedulerMetricsReporter.snapshot_spec_decode_metrics",
+        speculation.snapshot_spec_decode_metrics,
+        "a processed round with its requests; what follows is given sums, without what was proposed",
+        "self, batch, result",
+    ),
+    Hook(
+        "managers.scheduler_components.metrics_reporter.SchedulerMetricsReporter.report_decode_stats",
+        speculation.report_decode_stats,
+        "the decode log line and the gauges of a draft's acceptance, in one function",
+        "self, can_run_cuda_graph, running_batch, num_generated_tokens",
+    ),
+    Hook(
         "model_executor.forward_batch_info.ForwardBatch.init_new", forward_batch.init_new,
         "the last place on the host that knows a step's requests; the sampling observer only sees logits",
         "batch, model_runner, *, capture_hidden_mode, return_hidden_states_before_norm, extend_position_info, "

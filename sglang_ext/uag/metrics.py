@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+logger = logging.getLogger(__name__)
 
 
 class UagMetrics:
@@ -37,8 +40,15 @@ class UagMetrics:
                                    [*labels, "cause"])
 
     def observe(self, labels: Mapping[str, str], uag: Mapping[str, Any]) -> None:
-        """Count one finished request by its `uag` object."""
+        """Count one finished request by its `uag` object. What is less than nothing is logged and left out: a counter
+        raises, and the server would end."""
         for name, total in self._totals.items():
-            total.labels(**labels).inc(uag[name])
+            _add(total.labels(**labels), name, uag[name])
         for cause, count in uag["rejections"].items():
-            self._rejections.labels(**labels, cause=cause).inc(count)
+            _add(self._rejections.labels(**labels, cause=cause), cause, count)
+
+
+def _add(counter: Any, name: str, count: float) -> None:
+    if count < 0:
+        logger.warning("UAG: %s of a request is %s, and is not counted", name, count)
+    counter.inc(max(count, 0))
