@@ -2,123 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
-from .draft_runner import DraftRow, DraftRunner
+from .draft_runner import DraftRunner
+from .drafting import Counts, Drafting
 from .fixed_lengths import FixedLengths
-from .lengths import LengthControl, RequestStats
-from .translation import Reading, Translator
+from .lengths import LengthControl
+from .translation import END, Translator
+from .writers import Clock, Writer, Writing
 
-POOL, CONTEXT, CATCHING_UP = "pool", "context", "catching_up"
-
-
-@dataclass
-class Counts:
-    """What drafting did for one request; goes to the client as `meta_info["uag"]`."""
-
-    proposed: int = 0  # tokens of the target that the draft model wrote
-    forced: int = 0  # tokens that a think budget forces, submitted as drafts
-    rounds: int = 0  # rounds with a draft
-    draft_forwards: int = 0  # forwards of the draft that the request took part in
-    draft_tokens: int = 0  # tokens that the draft wrote
-    translated: int = 0  # tokens encoded again, both directions
-    translation_seconds: float = 0.0
-    draft_seconds: float = 0.0  # of the draft's forwards, in rounds that the request was in
-    target_seconds: float = 0.0  # of the target's, sampling included
-    round_seconds: float = 0.0  # of whole rounds
-    none: Counter[str] = field(default_factory=Counter)  # rounds without a draft, or with a shorter one, by cause
-
-    def result(self, accepted: int) -> dict[str, Any]:
-        submitted = self.proposed + self.forced
-        return {"proposed": self.proposed, "forced": self.forced, "accepted": accepted, "rounds": self.rounds,
-                "draft_forwards": self.draft_forwards, "draft_tokens": self.draft_tokens,
-                "translated_tokens": self.translated, "translation_us": round(self.translation_seconds * 1e6),
-                "draft_us": round(self.draft_seconds * 1e6), "target_us": round(self.target_seconds * 1e6),
-                "round_us": round(self.round_seconds * 1e6),
-                "rejections": {**self.none, "verification": max(submitted - accepted, 0)}}
-
-
-@dataclass(eq=False)
-class Drafting:
-    """One request's side of the draft.
-
-    Attributes:
-        reading: the draft's view of the confirmed text.
-        taken: tokens of the target that were confirmed.
-        backlog: those at their end that the reading does not have yet: nothing is translated while nothing is drafted.
-        row: its place in the draft's pool; None: none yet, or none free.
-        proposed: tokens that the draft model had in the last round's chain.
-        confidence: [proposed] probability that the draft gave to its text up to each of them.
-    """
-
-    reading: Reading
-    counts: Counts
-    stats: RequestStats = field(default_factory=RequestStats)
-    taken: int = 0
-    backlog: list[int] = field(default_factory=list)
-    row: DraftRow | None = None
-    proposed: int = 0
-    confidence: Sequence[float] = ()
-
-    def confirm(self, ids: Sequence[int]) -> None:
-        """Note what the target confirmed."""
-        self.backlog += ids
-        self.taken += len(ids)
-
-    def read(self) -> None:
-        """Translate what was confirmed; what the draft's cache holds of another text is forgotten."""
-        if not self.backlog:
-            return
-        start, before = time.perf_counter(), self.reading.encoded
-        self.reading.confirm(self.backlog)
-        self.backlog.clear()
-        if self.row is not None:
-            held, now = self.row.ids, self.reading.draft_ids
-            same = min(self.reading.stable, len(held))
-            while same < min(len(held), len(now)) and held[same] == now[same]:
-                same += 1
-            del held[same:]
-        self.counts.translation_seconds += time.perf_counter() - start
-        self.counts.translated += self.reading.encoded - before
-
-    @property
-    def behind(self) -> float:
-        """About how many tokens of the confirmed text the draft has not read."""
-        known = len(self.reading.draft_ids) - (len(self.row.ids) if self.row else 0)
-        return known + len(self.backlog) * self.stats.steps_per_token
-
-    @property
-    def missing(self) -> list[int]:
-        """What the draft has to read before it can write; its last token at least, as only a forward gives logits."""
-        ids = self.reading.draft_ids
-        return ids[min(len(self.row.ids) if self.row else 0, max(len(ids) - 1, 0)) :]
-
-
-@dataclass
-class _Writer:
-    """A request while its draft is written."""
-
-    drafting: Drafting
-    most: int  # tokens of the target wanted
-    steps: int  # of the draft
-    written: list[int] = field(default_factory=list)
-    survivals: list[float] = field(default_factory=list)  # probability of what is written, up to each token
-
-    @property
-    def row(self) -> DraftRow:
-        """Its place, which a writer has."""
-        assert self.drafting.row is not None
-        return self.drafting.row
-
-    def add(self, token: int, chance: float) -> None:
-        self.written.append(token)
-        self.survivals.append(chance * (self.survivals[-1] if self.survivals else 1.0))
+logger = logging.getLogger(__name__)
+POOL, CONTEXT, CATCHING_UP, FAILED = "pool", "context", "catching_up", "failed"
+MOST_FAILURES = 8
+"""Rounds whose drafting may fail before there is no more of it: a draft costs drafts, never a request."""
 
 
 class Drafter:
@@ -129,15 +29,21 @@ class Drafter:
         runner: the draft model.
         control: how many tokens to draft.
         chunk: most tokens that the draft reads in one round before it writes.
+        watched: whether each token is looked at as it is written; by default where the device is waited for anyway.
+
+    Attributes:
+        seconds: that the draft's forwards took in the last round.
     """
 
     def __init__(self, translator: Translator, runner: DraftRunner, control: LengthControl | FixedLengths,
-                 chunk: int) -> None:
+                 chunk: int, watched: bool | None = None) -> None:
         self._translator, self._runner, self.control = translator, runner, control
         self._chunk = chunk
-        self._patient = torch.device(runner.device).type != "cpu"  # looks at what was written once a round
+        self._watched = torch.device(runner.device).type == "cpu" if watched is None else watched
+        self._writing = Writing(runner, control, {*translator.draft.eos, *translator.draft.special})
         self._open: dict[str, Drafting] = {}
-        self.seconds = 0.0  # that the draft's forwards took in the last round
+        self._failures = 0
+        self.seconds = 0.0
 
     def drafting(self, rid: str) -> Drafting:
         """The request's, made when it is first seen."""
@@ -149,8 +55,8 @@ class Drafter:
         """Forget requests that have left. Only between forwards."""
         for rid in rids:
             drafting = self._open.pop(rid, None)
-            if drafting is not None and drafting.row is not None:
-                self._runner.close(drafting.row)
+            if drafting is not None:
+                self._leave(drafting)
 
     @property
     def rids(self) -> set[str]:
@@ -158,11 +64,14 @@ class Drafter:
 
     def prefill(self, draftings: Sequence[Drafting]) -> None:
         """Let the draft read prompts beside the target, at most a chunk of them; a later round reads the rest."""
-        if self.control.off:
+        if self.control.off or self._failures >= MOST_FAILURES:
             return
-        for d in draftings:
-            d.read()
-        self._read([d for d in draftings if self._placed(d) and d.reading.blind is None], self._chunk)
+        try:
+            for d in draftings:
+                d.read()
+            self._read([d for d in draftings if d.reading.blind is None and self._placed(d)], self._chunk)
+        except Exception as error:
+            self._failed(draftings, error)
 
     def draft(self, draftings: Sequence[Drafting], most: Sequence[int], batch: int) -> list[tuple[int, ...]]:
         """Tokens of the target for each request, none where drafting does not pay or does not work.
@@ -173,6 +82,21 @@ class Drafter:
             batch: requests of the target's step, those included that may not draft.
         """
         self.seconds = 0.0
+        if self._failures < MOST_FAILURES:
+            try:
+                return self._draft(draftings, most, batch)
+            except Exception as error:
+                self._failed(draftings, error)
+        return [()] * len(draftings)
+
+    def observe(self, drafting: Drafting, accepted: int) -> None:
+        """So many tokens of the request's last draft were accepted."""
+        if drafting.asked:
+            self.control.observe(drafting.stats, drafting.proposed, min(accepted, drafting.proposed),
+                                 drafting.confidence, asked=drafting.asked)
+        drafting.refused()
+
+    def _draft(self, draftings: Sequence[Drafting], most: Sequence[int], batch: int) -> list[tuple[int, ...]]:
         for d in draftings:
             d.stats.steps_per_token = d.reading.steps_for(8) / 8
             d.stats.behind = d.behind
@@ -181,32 +105,43 @@ class Drafter:
         for d, want in zip(draftings, wanted, strict=True):
             if want:
                 d.read()
-        writers = self._ready([(d, want) for d, want in zip(draftings, wanted, strict=True) if want > 0])
-        if writers:
-            start = time.perf_counter()
-            self._write(writers, batch)
-            self.seconds = time.perf_counter() - start
+        start = time.perf_counter()
+        writers = self._ready([(d, want) for d, want in zip(draftings, wanted, strict=True) if want])
+        if writers and self._watched:
+            self._writing.watched(writers, batch)
+        elif writers:
+            self._writing.unwatched(writers, self._runner.device)
+        self.seconds = time.perf_counter() - start if any(wanted) else 0.0
         chains = {id(w.drafting): self._translate(w) for w in writers}
         return [chains.get(id(d), ()) for d in draftings]
 
-    def submitted(self, drafting: Drafting, tokens: int) -> None:
-        """So many tokens of the request's last draft go into verification."""
-        drafting.proposed = tokens
-        drafting.counts.proposed += tokens
-        drafting.counts.rounds += tokens > 0
+    def _failed(self, draftings: Sequence[Drafting], error: Exception) -> None:
+        """Whatever the draft's cache holds by now is not to be trusted."""
+        self._failures += 1
+        for d in self._open.values():
+            self._leave(d)
+        for d in draftings:
+            d.counts.none[FAILED] += 1
+            d.refused()
+        logger.error("UAG: no drafts in this round, %s: %s", type(error).__name__, error, exc_info=self._failures == 1)
+        if self._failures == MOST_FAILURES:
+            logger.error("UAG: drafting failed %d times, there are no more drafts until a restart", MOST_FAILURES)
 
-    def observe(self, drafting: Drafting, accepted: int) -> None:
-        """So many tokens of the request's last draft were accepted."""
-        self.control.observe(drafting.stats, drafting.proposed, accepted, drafting.confidence)
-        drafting.proposed = 0
+    def _leave(self, drafting: Drafting) -> None:
+        if drafting.row is not None:
+            self._runner.close(drafting.row)
+            drafting.row = None
 
-    def _ready(self, wanted: Sequence[tuple[Drafting, int]]) -> list[_Writer]:
+    def _ready(self, wanted: Sequence[tuple[Drafting, int]]) -> list[Writer]:
         """Those whose draft can begin to write in this round; others read on, or say why not."""
         placed = []
         for drafting, most in wanted:
             cause = drafting.reading.blind or (None if self._placed(drafting, most) else self._why(drafting, most))
             if cause or not drafting.reading.draft_ids:
                 drafting.counts.none[cause or "empty"] += 1
+                self.control.unable(drafting.stats)
+                if cause == CONTEXT:
+                    self._leave(drafting)
                 continue
             placed.append((drafting, most))
         behind = [d for d, _ in placed if len(d.missing) > self._chunk // max(len(placed), 1)]
@@ -215,7 +150,7 @@ class Drafter:
         for d in behind:
             d.counts.none[CATCHING_UP] += 1
         late = set(map(id, behind))
-        return [_Writer(d, most, self._steps(d, most)) for d, most in placed if id(d) not in late]
+        return [Writer(d, most, self._steps(d, most)) for d, most in placed if id(d) not in late]
 
     def _steps(self, drafting: Drafting, most: int) -> int:
         """Steps that fit behind what the draft has read."""
@@ -224,14 +159,18 @@ class Drafter:
 
     def _placed(self, drafting: Drafting, most: int = 0) -> bool:
         """Whether the draft has room for the request's text and what it may write."""
+        length = self._length(drafting, most)
+        if length > self._runner.context:
+            return False
         if drafting.row is None:
             drafting.row = self._runner.open()
-        length = len(drafting.reading.draft_ids) + (drafting.reading.steps_for(most) if most else 0)
         return drafting.row is not None and self._runner.reserve(drafting.row, length)
 
     def _why(self, drafting: Drafting, most: int) -> str:
-        length = len(drafting.reading.draft_ids) + drafting.reading.steps_for(most)
-        return CONTEXT if length > self._runner.context else POOL
+        return CONTEXT if self._length(drafting, most) > self._runner.context else POOL
+
+    def _length(self, drafting: Drafting, most: int) -> int:
+        return len(drafting.reading.draft_ids) + (drafting.reading.steps_for(most) if most else 0)
 
     def _read(self, draftings: Sequence[Drafting], most: int) -> None:
         """Fill the draft's cache with confirmed text, its last token left out, at most this many tokens in all."""
@@ -244,78 +183,14 @@ class Drafter:
                 d.counts.draft_forwards += 1
                 most -= len(part)
         if rows:
+            clock = Clock("cpu")
+            clock.mark()
             self._runner.extend(rows, parts)
+            clock.mark()
+            if self._watched:
+                self.control.timed("draft_extend", len(rows), max(map(len, parts)), clock.seconds()[0])
 
-    def _write(self, writers: list[_Writer], batch: int) -> None:
-        """Let the draft write. Where the device is not waited for, every writer takes all the steps."""
-        start = time.perf_counter()
-        rows = [w.row for w in writers]
-        missing = [w.drafting.missing for w in writers]
-        longest = max(map(len, missing))
-        logits = self._runner.extend(rows, missing)
-        tokens, chances = self._choose(logits)
-        if not self._patient:
-            self.control.timed("draft_extend", len(writers), longest, time.perf_counter() - start)
-        for w in writers:
-            w.drafting.counts.draft_forwards += 1
-        if self._patient:
-            self._write_all(writers, tokens, chances, start)
-        else:
-            self._write_watched(writers, tokens, chances, batch)
-
-    def _write_all(self, writers: list[_Writer], tokens: torch.Tensor, chances: torch.Tensor, start: float) -> None:
-        rows = [w.row for w in writers]
-        written, certain = [tokens], [chances]
-        for step in range(max(w.steps for w in writers) - 1):
-            if any(not self._runner.reserve(row, len(row.ids) + step + 1) for row in rows):
-                break
-            tokens, chances = self._choose(self._runner.decode(rows, tokens, step))
-            written.append(tokens)
-            certain.append(chances)
-        host = torch.stack([torch.stack(written).double(), torch.stack(certain).double()]).cpu()
-        each = (time.perf_counter() - start) / len(written)
-        self.control.timed("draft_extend", len(writers), 1, each)
-        self.control.timed("draft_step", len(writers), 1, each)
-        for i, w in enumerate(writers):
-            for token, chance in zip(*host[:, : w.steps, i].tolist(), strict=True):
-                w.add(int(token), chance)
-            w.row.ids += [int(token) for token in host[0, : len(written) - 1, i].tolist()]
-            w.drafting.counts.draft_forwards += len(written) - 1
-
-    def _write_watched(self, writers: list[_Writer], tokens: torch.Tensor, chances: torch.Tensor, batch: int) -> None:
-        going = list(writers)
-        while True:
-            for w, token, chance in zip(going, tokens.tolist(), chances.tolist(), strict=True):
-                w.add(token, chance)
-            keep = [i for i, w in enumerate(going) if self._goes_on(w, batch)]
-            if not keep:
-                return
-            going, tokens = [going[i] for i in keep], tokens[keep]
-            start = time.perf_counter()
-            rows = [w.row for w in going]
-            logits = self._runner.decode(rows, tokens, 0)
-            for w in going:
-                w.row.ids.append(w.written[-1])
-                w.drafting.counts.draft_forwards += 1
-            tokens, chances = self._choose(logits)
-            self.control.timed("draft_step", len(going), 1, time.perf_counter() - start)
-
-    def _goes_on(self, w: _Writer, batch: int) -> bool:
-        last, row = w.written[-1], w.row
-        vocabulary = self._translator.draft
-        if len(w.written) >= w.steps or last in vocabulary.eos or last in vocabulary.special:
-            return False
-        return (self.control.worth_going_on(w.survivals[-1], len(w.written), batch)
-                and self._runner.reserve(row, len(row.ids) + 1))
-
-    @staticmethod
-    def _choose(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The likeliest token of each row, int64, and its probability, float32."""
-        logits = logits.float()
-        top, tokens = logits.max(-1)
-        return tokens, (top - logits.logsumexp(-1)).exp()
-
-    def _translate(self, w: _Writer) -> tuple[int, ...]:
+    def _translate(self, w: Writer) -> tuple[int, ...]:
         d = w.drafting
         start, before = time.perf_counter(), d.reading.encoded
         proposal = d.reading.propose(w.written, w.most)
@@ -325,5 +200,7 @@ class Drafter:
         if proposal.cause:
             d.counts.none[proposal.cause] += 1
         n = len(proposal.ids)
+        cut_short = not n or proposal.cause not in (None, END)
+        d.proposed, d.asked = n, n + cut_short
         d.confidence = [w.survivals[min(-(-proposal.used * (j + 1) // n), len(w.survivals)) - 1] for j in range(n)]
         return proposal.ids

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .rounds import Drafting
+import torch
+
+from .drafting import Drafting
 
 
 @dataclass
@@ -16,7 +18,8 @@ class Turn:
 
     Attributes:
         output: ids of the response so far, those included that the engine has not processed yet.
-        most: tokens that a draft may have.
+        most: tokens that the draft model may write.
+        room: tokens that a forced sequence may have in one round.
         drafting: its side of the draft; None where it may not draft.
         outlook: of its think budget, if it has one.
     """
@@ -24,6 +27,7 @@ class Turn:
     req: Any
     output: Sequence[int]
     most: int
+    room: int
     drafting: Drafting | None = None
     outlook: Any = None
 
@@ -39,7 +43,8 @@ class Turn:
         room = req.sampling_params.max_new_tokens - len(output) - 1
         think = getattr(req, "think", None)
         outlook = think.outlook(output) if think is not None else None
-        return cls(req, output, max(min(width - 1, room), 0) if may_draft(req) else 0, outlook=outlook)
+        return cls(req, output, max(min(width - 1, room), 0) if may_draft(req) else 0,
+                   0 if _token_by_token(req) else width - 1, outlook=outlook)
 
     @property
     def limit(self) -> int:
@@ -47,9 +52,26 @@ class Turn:
         left = None if self.outlook is None else self.outlook.left
         return self.most if left is None else min(self.most, left)
 
-    def complete(self, draft: Sequence[int], most: int) -> list[int]:
+    def complete(self, draft: Sequence[int]) -> list[int]:
         """The draft as it can stand: where a budget forces ids, these."""
-        return list(draft) if self.outlook is None else self.outlook.complete(draft, most)
+        return list(draft) if self.outlook is None else self.outlook.complete(draft, self.room)
+
+
+def unprocessed(batch: Any) -> list[Sequence[int]]:
+    """Tokens of each request that are not in `output_ids` yet: overlap scheduling processes a result while the next
+    forward runs. Waits for the last round to end.
+
+    The relay holds each request's last round, which may have been processed since: a prefill may stand between. The
+    length of the text tells.
+    """
+    lens = batch.seq_lens_cpu.tolist()  # without the last token, which has no keys and values yet
+    missing = [n + 1 - len(req.origin_input_ids) - len(req.output_ids)
+               for n, req in zip(lens, batch.reqs, strict=True)]
+    if max(missing) <= 0:
+        return [()] * len(lens)
+    relay = batch.spec_info
+    rows = torch.cat([relay.accept_tokens.view(len(lens), -1), relay.accept_lens[:, None]], 1).tolist()
+    return [row[: row[-1]][-count:] if count > 0 else () for row, count in zip(rows, missing, strict=True)]
 
 
 def ids_between(req: Any, output: Sequence[int], start: int, end: int) -> Sequence[int]:
@@ -61,9 +83,14 @@ def ids_between(req: Any, output: Sequence[int], start: int, end: int) -> Sequen
 
 
 def may_draft(req: Any) -> bool:
-    """Whether a request can be drafted for. Penalties and custom processors look at all of the output, which a
-    verification does not have at each draft position; such a request decodes plainly."""
+    """Whether a request can be drafted for."""
+    return not (_token_by_token(req) or req.finished() or req.input_embeds is not None
+                or req.multimodal_inputs is not None)
+
+
+def _token_by_token(req: Any) -> bool:
+    """Whether every token changes how the next is sampled: penalties and custom processors look at all of the output,
+    which a verification does not have at each draft position."""
     params = req.sampling_params
     penalized = params.frequency_penalty or params.presence_penalty or params.repetition_penalty != 1.0
-    return not (penalized or params.min_new_tokens or req.custom_logit_processor or req.finished()
-                or req.input_embeds is not None or req.multimodal_inputs is not None)
+    return bool(penalized or params.min_new_tokens or req.custom_logit_processor)

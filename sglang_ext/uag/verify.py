@@ -104,17 +104,16 @@ def full_mask(seq_lens: Sequence[int], width: int, device: torch.device | str) -
         seq_lens: [n] tokens before the chain, on the host.
     """
     lens = torch.tensor(seq_lens, dtype=torch.int64)
-    columns = (lens + width).repeat_interleave(width)
-    total = width * sum(length + width for length in seq_lens)
     if torch.device(device).type == "cuda" and torch.cuda.is_available():
-        lens, columns = lens.pin_memory(), columns.pin_memory()
-    lens, columns = lens.to(device, non_blocking=True), columns.to(device, non_blocking=True)
-    steps = torch.arange(width, device=lens.device)
-    last = (lens[:, None] + steps).flatten()
-    starts = columns.cumsum(0) - columns
-    where = torch.arange(total, device=lens.device)
-    begun = torch.repeat_interleave(starts, columns, output_size=total)
-    return where - begun <= torch.repeat_interleave(last, columns, output_size=total)
+        lens = lens.pin_memory()
+    lens = lens.to(device, non_blocking=True)
+    columns = lens + width
+    starts = (columns.cumsum(0) - columns) * width
+    row, later = torch.triu_indices(width, width, 1, device=device)
+    hidden = starts[:, None] + row * columns[:, None] + lens[:, None] + later
+    mask = torch.ones(width * sum(length + width for length in seq_lens), dtype=torch.bool, device=device)
+    mask[hidden.flatten()] = False
+    return mask
 
 
 def sample(sampler: Any, info: Any, logits_output: Any, chains: Chains, positions: torch.Tensor, mask: Any,

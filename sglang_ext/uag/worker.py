@@ -18,18 +18,20 @@ from sglang.kernels.ops.speculative.cache_locs import assign_extend_cache_locs_f
 from sglang.srt.layers.logprob_processor import compute_spec_logprobs
 from sglang.srt.managers.scheduler import GenerationBatchResult
 from sglang.srt.managers.tp_worker import TpModelWorker
+from sglang.srt.model_executor.cuda_graph_config import Backend, Phase, check_cuda_graph_backend
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
-from sglang.srt.runtime_context import get_schedule, get_spec
+from sglang.srt.runtime_context import attention_backends, get_schedule, get_spec
 from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 from sglang.srt.speculative.spec_utils import record_stream_for_v2_verify
 
 from ..config import Settings
 from .draft_runner import DraftRunner
+from .drafting import Counts, Drafting
 from .fixed_lengths import FixedLengths
 from .lengths import LengthControl
-from .pair import Pair, free_bytes
-from .rounds import Counts, Drafter, Drafting
-from .turns import Turn, ids_between, may_draft
+from .pair import Pair
+from .rounds import Drafter
+from .turns import Turn, ids_between, may_draft, unprocessed
 from .verifier import UagVerifyInput, Verifier
 from .verify import Chains
 
@@ -47,6 +49,15 @@ class _Running(NamedTuple):
     start: float
     began: float  # its round
     requests: list[Counts]
+
+
+def needs_fixed_width(device: Any) -> bool:
+    """Whether every verification has to be of the configured width: graphs were captured for it, or the target's
+    attention lays out its rows by it. FlashInfer and Triton lay them out by the batch's."""
+    if torch.device(device).type != "cuda":
+        return False
+    by_batch = set(attention_backends()) <= {"flashinfer", "triton"}
+    return not (by_batch and check_cuda_graph_backend(Phase.DECODE, Backend.DISABLED))
 
 
 class UagWorker(BaseSpecWorker):
@@ -69,17 +80,18 @@ class UagWorker(BaseSpecWorker):
         self.device = runner.device
         pair = Pair.load(target_worker.tokenizer, runner.model_config)
         translator = pair.translator()
-        tokens = pair.pool_tokens(free_bytes() if get_schedule().max_total_tokens is None else None)
-        draft = DraftRunner(server_args, gpu_id, nccl_port, tokens, get_schedule().max_running_requests,
-                            target_worker.random_seed)
+        draft = DraftRunner(server_args, gpu_id, nccl_port, target_worker.random_seed)
+        draft.allocate(pair.pool_tokens(runner, draft.runner), get_schedule().max_running_requests)
         chunk = get_schedule().chunked_prefill_size or 0
         self._draft, self._verifier = draft, Verifier(runner)
         lengths = FixedLengths if Settings.from_environment().uag_lengths == "fixed" else LengthControl
-        self._drafter = Drafter(translator, draft, lengths(self.width), chunk if chunk > 0 else 8192)
+        self._fixed_width = needs_fixed_width(self.device)
+        self._drafter = Drafter(translator, draft, lengths(self.width, fixed=self._fixed_width),
+                                chunk if chunk > 0 else 8192)
         self._running: _Running | None = None
         self._round_number = 0
         self._left: list[str] = []  # requests that ended since the last forward
-        self._seen: dict[str, int] = {}  # the last round in which a request was here
+        self._seen: dict[str, tuple[int, Any]] = {}  # the last round in which a request was here, and the request
         logger.info("UAG: %s", pair.summary(translator))
 
     @property
@@ -96,8 +108,6 @@ class UagWorker(BaseSpecWorker):
 
     def init_cuda_graphs(self) -> None:
         self._draft.init_cuda_graphs()
-        graphs = getattr(self._target_worker.model_runner, "decode_cuda_graph_runner", None)
-        self._fixed_width = graphs is not None and torch.device(self.device).type == "cuda"
 
     def clear_cache_pool(self) -> None:
         """Forget every request; sglang calls this when none is left."""
@@ -115,11 +125,19 @@ class UagWorker(BaseSpecWorker):
                                  pp_proxy_tensors: Any = None) -> GenerationBatchResult:
         record_stream_for_v2_verify(batch, None, torch.get_device_module(self.device).current_stream())
         self._round_number += 1
-        self._forget(self._left)
-        self._left.clear()
+        self._forget_absent(batch)
         if batch.forward_mode.is_decode():
             return self._decode(batch, on_publish)
         return self._prefill(batch, on_publish)
+
+    def _forget_absent(self, batch: Any) -> None:
+        """Forget who has left: sglang tells of those that end while they decode, not of those that end in their prefill
+        or are aborted while they wait."""
+        here = {req.rid for req in batch.reqs}
+        self._forget([*self._left, *(
+            rid for rid, (seen, req) in self._seen.items()
+            if rid not in here and (req.finished() or self._round_number - seen > FORGOTTEN_AFTER))])
+        self._left.clear()
 
     def _forget(self, rids: Any) -> None:
         rids = list(rids)
@@ -132,11 +150,11 @@ class UagWorker(BaseSpecWorker):
     def _prefill(self, batch: Any, on_publish: Callable[[torch.Tensor], None] | None) -> GenerationBatchResult:
         self._running = None  # the next round waits for this forward too
         result = self._target_worker.forward_batch_generation(batch)
-        if batch.forward_mode.is_extend():
-            self._read_prompts(batch)
         new_seq_lens = batch.seq_lens.clone()
         if on_publish is not None:
             on_publish(new_seq_lens)
+        if batch.forward_mode.is_extend():
+            self._read_prompts(batch)
         n = len(batch.seq_lens)
         accept_tokens = torch.zeros(n, self.width, dtype=torch.int32, device=self.device)
         accept_tokens[:, 0] = result.next_token_ids
@@ -146,15 +164,16 @@ class UagWorker(BaseSpecWorker):
     def _read_prompts(self, batch: Any) -> None:
         draftings = []
         for req in batch.reqs:
-            if not may_draft(req):
+            if not may_draft(req) or req.sampling_params.max_new_tokens <= 1:
                 continue
             drafting = self._drafting(req)
+            drafting.refused()  # what was in flight when the request was retracted is not known
             drafting.confirm(ids_between(req, req.output_ids, drafting.taken, req.extend_end))
             draftings.append(drafting)
         self._drafter.prefill(draftings)
 
     def _drafting(self, req: Any) -> Drafting:
-        self._seen[req.rid] = self._round_number
+        self._seen[req.rid] = self._round_number, req
         drafting = self._drafter.drafting(req.rid)
         req.uag = drafting.counts = getattr(req, "uag", drafting.counts)  # they outlive a place lost by retraction
         return drafting
@@ -162,15 +181,15 @@ class UagWorker(BaseSpecWorker):
     # Decode
 
     def _decode(self, batch: Any, on_publish: Callable[[torch.Tensor], None] | None) -> GenerationBatchResult:
-        late = self._unprocessed(batch)
+        late = unprocessed(batch) if self._overlap else [()] * len(batch.reqs)
         self._measure()
         began = time.perf_counter()
         turns = self._turns(batch, late)
         chains = self._chains(turns)
         width = self.width if self._fixed_width else max(map(len, chains))
         counts = [turn.drafting.counts for turn in turns if turn.drafting is not None]
-        self._running = _Running("plain" if width == 1 else "verify", len(chains), width, time.perf_counter(), began,
-                                 counts)
+        kind: Literal["plain", "verify"] = "plain" if max(map(len, chains)) == 1 else "verify"
+        self._running = _Running(kind, len(chains), width, time.perf_counter(), began, counts)
         result = self._verify(batch, Chains.of(chains, width, self.device), chains, on_publish)
         if torch.device(self.device).type == "cpu":
             self._measure()
@@ -189,11 +208,8 @@ class UagWorker(BaseSpecWorker):
                 counts.round_seconds += now - began
             self._running = None
 
-    def _turns(self, batch: Any, unprocessed: Sequence[list[int]]) -> list[Turn]:
+    def _turns(self, batch: Any, unprocessed: Sequence[Sequence[int]]) -> list[Turn]:
         """Take in what was confirmed since the last round."""
-        here = {req.rid for req in batch.reqs}
-        self._forget([rid for rid, seen in self._seen.items()
-                      if rid not in here and self._round_number - seen > FORGOTTEN_AFTER])
         turns = []
         for req, late in zip(batch.reqs, unprocessed, strict=True):
             turn = Turn.of(req, late, self.width)
@@ -201,15 +217,6 @@ class UagWorker(BaseSpecWorker):
                 turn.drafting = self._confirm(req, turn.output)
             turns.append(turn)
         return turns
-
-    def _unprocessed(self, batch: Any) -> list[list[int]]:
-        """Tokens of the last round that are not in `output_ids` yet: overlap scheduling processes a result while the
-        next round runs. Waits for the last round to end."""
-        if not self._overlap or batch.grammar_needs_sync():
-            return [[] for _ in batch.reqs]
-        tokens = batch.spec_info.accept_tokens.view(len(batch.reqs), -1).tolist()
-        lens = batch.spec_info.accept_lens.tolist()
-        return [row[:length] for row, length in zip(tokens, lens, strict=True)]
 
     def _confirm(self, req: Any, output: Sequence[int]) -> Drafting:
         prompt = req.origin_input_ids_unpadded
@@ -219,25 +226,23 @@ class UagWorker(BaseSpecWorker):
             drafting = self._drafting(req)
         new = ids_between(req, output, drafting.taken, len(prompt) + len(output))
         drafting.confirm(new)
-        if drafting.proposed:
-            self._drafter.observe(drafting, min(len(new) - 1, drafting.proposed))
+        self._drafter.observe(drafting, max(len(new) - 1, 0))
         return drafting
 
     def _chains(self, turns: Sequence[Turn]) -> list[list[int]]:
         """[n] chains of 1 to `width` ids. A sequence that the budget forces is a draft that needs no model."""
-        room = self.width - 1
-        drafts = [turn.complete((), room) for turn in turns]
+        drafts = [turn.complete(()) for turn in turns]
         asked = [(i, t) for i, t in enumerate(turns) if t.drafting is not None and not drafts[i] and t.limit]
         written = self._drafter.draft([t.drafting for _, t in asked], [t.limit for _, t in asked],  # type: ignore[misc]
                                       len(turns))
         for (i, turn), draft in zip(asked, written, strict=True):
-            drafts[i] = turn.complete(draft, room)
+            drafts[i] = turn.complete(draft)
             common = sum(1 for a, b in zip(drafts[i], draft, strict=False) if a == b)
             assert turn.drafting is not None
-            self._drafter.submitted(turn.drafting, common)
+            turn.drafting.submit(common)
         for turn, draft in zip(turns, drafts, strict=True):
             if turn.drafting is not None:
-                turn.drafting.counts.forced += len(draft) - turn.drafting.proposed
+                turn.drafting.counts.launch(turn.drafting.proposed, len(draft) - turn.drafting.proposed)
         return [[int(turn.output[-1]), *draft] for turn, draft in zip(turns, drafts, strict=True)]
 
     # Verification
