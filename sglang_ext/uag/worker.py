@@ -164,7 +164,10 @@ class UagWorker(BaseSpecWorker):
     def _read_prompts(self, batch: Any) -> None:
         draftings = []
         for req in batch.reqs:
-            if not may_draft(req) or req.sampling_params.max_new_tokens <= 1:
+            if not may_draft(req):
+                continue
+            if req.sampling_params.max_new_tokens <= 1:  # nothing will be drafted: the prompt need not be read
+                req.uag = Counts()
                 continue
             drafting = self._drafting(req)
             drafting.refused()  # what was in flight when the request was retracted is not known
