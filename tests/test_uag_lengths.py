@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from math import inf, nan
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from uag_simulation import BOUND, EXPENSIVE_DRAFT, GPU, Machine, Truth, oracle, serve
+from uag_simulation import BOUND, CPU, EXPENSIVE_DRAFT, GPU, Machine, Truth, oracle, serve
 
+from sglang_ext.uag.fixed_lengths import FixedLengths
 from sglang_ext.uag.lengths import Costs, LengthControl, RequestStats
-from sglang_ext.uag.step_times import StepTimes
 
 MACHINES = [GPU, EXPENSIVE_DRAFT, BOUND]
 NAMES = ["gpu", "expensive draft", "bound by computing"]
@@ -46,6 +47,25 @@ def of_plain(machine: Machine, truth: Truth, batch: int, rounds: int) -> float:
 def test_a_hopeless_pair_costs_little(machine: Machine, batch: int, rounds: int) -> None:
     """Failure 6: assisted generation that is slower than plain."""
     assert of_plain(machine, hopeless, batch, rounds) > 0.97
+
+
+@pytest.mark.parametrize("machine", [*MACHINES, CPU], ids=[*NAMES, "cpu"])
+@pytest.mark.parametrize("batch", [1, 4, 16])
+@pytest.mark.parametrize("prompt", [500, 8000])
+def test_a_hopeless_pair_costs_little_with_long_prompts(machine: Machine, batch: int, prompt: int) -> None:
+    outcome = serve(machine, hopeless, batch, 1000, prompt=prompt, response=100)
+    assert outcome.speed * machine.target(batch, 1) / batch > 0.97
+
+
+@pytest.mark.parametrize("machine", [GPU, CPU], ids=["gpu", "cpu"])
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("prompt", [100, 2000, 8000])
+def test_drafting_comes_back_with_long_prompts(machine: Machine, batch: int, prompt: int) -> None:
+    """However much a draft has to read for the first good draft: what that costs is saved up."""
+    def truth(request: int, token: int) -> float:
+        return 0.0 if request < 2 * batch else 0.95
+    lengths = serve(machine, truth, batch, 5000, prompt=prompt, response=200).lengths[-500:]
+    assert sum(any(now) for now in lengths) > 450
 
 
 @pytest.mark.parametrize("batch", [1, 4, 16])
@@ -115,6 +135,74 @@ def test_confidence_is_weighed_by_what_it_was_worth() -> None:
     assert not control.worth_going_on(0.95, 2, 1)
 
 
+@pytest.mark.parametrize("step", [0.1, 0.3])
+def test_drafts_that_end_early_are_planned_shorter(step: float) -> None:
+    """Half characters: one token comes of each draft, however long, and is accepted."""
+    control, stats, tokens, seconds = LengthControl(8), RequestStats(), 0, 0.0
+    for _ in range(1000):
+        stats.behind = 2.0
+        n = control.plan([stats])[0]
+        control.timed("verify" if n else "plain", 1, 1 + (n > 0), 1.0)
+        tokens, seconds = tokens + 1 + (n > 0), seconds + 1.0
+        if n:
+            control.timed("draft_extend", 1, 2, 0.12)
+            control.timed("draft_step", 1, 1, step)
+            seconds += 0.12 + (n - 1) * step
+            control.observe(stats, 1, 1, asked=n)
+    assert tokens / seconds > 0.93 * 2 / 1.12
+
+
+def test_the_first_missing_token_counts_as_refused() -> None:
+    """And no other: what follows it was not judged."""
+    control, stats, same = LengthControl(8), RequestStats(), RequestStats()
+    control.observe(stats, 2, 2, [0.9, 0.9], asked=5)
+    other = LengthControl(8)
+    other.observe(same, 3, 2, [0.9, 0.9])
+    assert (stats.accepted, stats.seen) == (same.accepted, same.seen) == (2.0, 3.0)
+    assert control.plan([stats]) == other.plan([same])
+    control.observe(stats, 0, 0, asked=0)
+    assert stats.seen == 3.0
+
+
+@pytest.mark.parametrize("batch", [1, 16, 32])
+def test_where_every_step_has_the_full_width_none_is_thought_cheaper(batch: int) -> None:
+    control, requests = LengthControl(8, fixed=True), [RequestStats() for _ in range(batch)]
+    for _ in range(100):
+        lengths = control.plan(requests)
+        if any(lengths):
+            control.timed("draft_extend", sum(map(bool, lengths)), 1, 0.06)
+            control.timed("draft_step", sum(map(bool, lengths)), 1, 0.05)
+        control.timed("verify" if any(lengths) else "plain", batch, 8 if any(lengths) else 1, 1.0)
+        for request, n in zip(requests, lengths, strict=True):
+            control.observe(request, n, min(n, 1))
+        assert all(lengths)  # no round is plain, not even to be timed
+    assert lengths == [1] * batch or lengths == [2] * batch
+
+
+@pytest.mark.parametrize("confidence", [nan, inf, -inf, -1.0, 2.0])
+def test_a_confidence_that_is_no_probability_counts_as_none(confidence: float) -> None:
+    control, other, stats = LengthControl(8), LengthControl(8), RequestStats()
+    assert not control.worth_going_on(confidence, 2, 1)
+    for _ in range(60):
+        control.observe(stats, 1, 1, [confidence])
+        other.observe(stats, 1, 1, [0.0])
+    assert control.worth_going_on(confidence, 2, 1)
+    assert control.worth_going_on(0.0, 2, 1)
+    assert control.worth_going_on(0.02, 2, 1) == other.worth_going_on(0.02, 2, 1)
+
+
+def test_a_confidence_may_be_rounded_above_one() -> None:
+    assert LengthControl(8).worth_going_on(1.0000001, 2, 1)
+
+
+def test_fixed_lengths_take_the_same_calls() -> None:
+    control, stats = FixedLengths(4, fixed=True), RequestStats()
+    assert control.plan([stats]) == [3]
+    control.observe(stats, 1, 1, [nan], asked=3)
+    control.unable(stats)
+    assert control.plan([stats]) == [3]
+
+
 @given(st.lists(st.tuples(st.integers(1, 6), st.integers(0, 7), st.sampled_from(["plain", "verify", "draft_extend"]),
                           st.floats(0, 10)), max_size=30), st.integers(2, 9))
 @settings(max_examples=60, deadline=None)
@@ -144,33 +232,9 @@ def test_bad_values() -> None:
         LengthControl(1)
     with pytest.raises(ValueError, match="accepted 3 of 2 proposed: accepted is 0 to 2"):
         control.observe(RequestStats(), 2, 3)
+    with pytest.raises(ValueError, match="asked 1, 2 proposed: asked is 2 or more"):
+        control.observe(RequestStats(), 2, 1, asked=1)
     with pytest.raises(ValueError, match="kind 'draft': accepted are plain, verify, draft_extend, draft_step"):
         control.timed("draft", 1, 1, 1.0)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"plain of batch 0, width 1, 1.0 s: accepted are batch and width"):
         control.timed("plain", 0, 1, 1.0)
-
-
-def test_times_between_measurements_are_in_the_guessed_proportion() -> None:
-    times = StepTimes(Costs(draft_extend=0.5, draft_step=0.25, token=0.0))
-    assert times.of("plain", 1) == 1.0
-    times.add("plain", 1, 1, 0.02)
-    assert times.of("plain", 8) == times.of("verify", 1, 4) == 0.02
-    assert times.of("draft_extend", 1, 4) == pytest.approx(0.01)
-    times.add("draft_extend", 1, 4, 0.004)
-    assert times.of("draft_step", 2) == pytest.approx(0.002)
-
-
-def test_a_slow_step_among_many_changes_nothing() -> None:
-    times = StepTimes(Costs(token=0.0))
-    for _ in range(20):
-        times.add("plain", 1, 1, 0.02)
-    times.add("plain", 1, 1, 9.0)
-    assert times.of("plain", 1) == 0.02
-
-
-def test_the_first_step_of_a_shape_may_be_slow() -> None:
-    """It may have compiled something; it is not believed beyond some times of what was expected."""
-    times = StepTimes(Costs(token=0.0))
-    times.add("plain", 1, 1, 0.02)
-    times.add("verify", 1, 4, 30.0)
-    assert times.of("verify", 1, 4) < 0.1

@@ -47,6 +47,7 @@ class Machine:
 
 
 GPU = Machine()
+CPU = Machine(token=0.05)  # reads slowly
 EXPENSIVE_DRAFT = Machine(plain=0.080, extend=0.070, step=0.050, token=0.1, more=0.1)  # as big as the target
 BOUND = Machine(full=24)
 
@@ -68,26 +69,47 @@ class Outcome:
 
 
 def serve(machine: Machine, truth: Truth, batch: int, rounds: int, seed: int = 0, width: int = 8,
-          control: LengthControl | None = None) -> Outcome:
-    """Rounds of a fixed batch under control."""
+          control: LengthControl | None = None, prompt: int = 0, response: int = 10**9) -> Outcome:
+    """Rounds of a fixed batch under control.
+
+    A request that has all of its `response` makes room for the next one, whose `prompt` the draft reads at once if
+    drafting is on, and else before its first draft. The first prompts are read in no time, as nothing is known then.
+    """
     control = control or LengthControl(width)
     chance = random.Random(seed)
     requests = [RequestStats() for _ in range(batch)]
+    number = list(range(batch))
     written = [0] * batch
     behind = [0.0] * batch
     outcome = Outcome()
+    if prompt:
+        read_prompt(control, machine, prompt)
     for _ in range(rounds):
+        for k in range(batch):
+            if written[k] >= response:
+                requests[k], number[k], written[k] = RequestStats(), number[k] + batch, 0
+                behind[k] = float(prompt)
+                if not control.off:
+                    outcome.seconds += read_prompt(control, machine, prompt)
+                    behind[k] = 0.0
+            requests[k].behind = behind[k]
         lengths = control.plan(requests, batch)
         outcome.lengths.append(lengths)
         outcome.seconds += machine.round(batch, lengths, behind)
         tell(control, machine, lengths, behind)
         for k, length in enumerate(lengths):
-            accepted = accept(chance, truth(k, written[k]), length)
+            accepted = accept(chance, truth(number[k], written[k]), length)
             written[k] += accepted + 1
             behind[k] = 0.0 if length else behind[k] + 1
             control.observe(requests[k], length, accepted)
             outcome.tokens += accepted + 1
     return outcome
+
+
+def read_prompt(control: LengthControl, machine: Machine, prompt: int) -> float:
+    seconds = machine.draft_extend(1, prompt)
+    control.timed("draft_extend", 1, prompt, seconds)
+    return seconds
 
 
 def tell(control: LengthControl, machine: Machine, lengths: Sequence[int], behind: Sequence[float]) -> None:

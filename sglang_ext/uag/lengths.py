@@ -19,7 +19,7 @@ from .probes import Probes
 from .step_times import Costs as Costs
 from .step_times import Kind, StepTimes, bucket
 
-_BORROWED = 3.0  # tokens that the pair's acceptance counts for in a request
+_BORROWED = 2.0  # tokens that the pair's acceptance counts for in a request
 _DECAY = 0.9  # of a request's counts at each draft
 _FADE = 0.99  # of a request's counts in each round in which it drafts nothing
 _INVESTED = 32.0  # rounds, at least, over which reading what the draft missed is expected to pay
@@ -108,10 +108,11 @@ class LengthControl:
     def off(self) -> bool:
         """Whether drafting does not pay by what is known, and would not for new requests either: the draft need not
         read their prompts. A probe reads one when enough is saved up for it."""
-        if not self._pair.seen or self._speed > 1:
+        if self._speed > 1:
             return False
         new = [RequestStats()] * self._batch
-        best = self._best(new, self._survival(new), self._to_read(new), self._batch)
+        survival = self._survival(new) if self._pair.seen else self._at_best(new)
+        best = self._best(new, survival, np.zeros(len(new)), self._batch)
         return best.rate * self._times.of("plain", self._batch) <= _GAIN * self._batch
 
     def plan(self, requests: Sequence[RequestStats], batch: int | None = None) -> list[int]:
@@ -219,6 +220,10 @@ class LengthControl:
         rate = self._pair.rate
         return self._pair.survival(np.array([r.rate(rate) for r in requests]))
 
+    def _at_best(self, requests: Sequence[RequestStats]) -> Floats:
+        """As `_survival`, for requests whose drafts are as good as can be."""
+        return self._pair.survival(np.full(len(requests), _BEST))
+
     def _to_read(self, requests: Sequence[RequestStats]) -> Floats:
         """[requests] ids that the draft missed, a round: they are read once, for all rounds that are still expected.
         Nothing is invested in a pair that nobody has seen."""
@@ -279,7 +284,7 @@ class LengthControl:
             if count == 1:
                 return plain
             count //= 2
-        could = self._best(requests, self._pair.survival(np.full(len(requests), _BEST)), np.zeros(len(requests)), batch)
+        could = self._best(requests, self._at_best(requests), np.zeros(len(requests)), batch)
         if could.rate <= _GAIN * plain.rate:
             return plain
         probes.start([requests[i] for i in order[:count]], loss)

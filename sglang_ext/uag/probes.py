@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Protocol
 
 _SHARE = 0.015  # of the time, that probes may lose
-_SAVED = 4.0  # plain steps that may be saved up for a probe, and overdrawn by the first one
+_SAVED = 4.0  # plain steps that may be saved up for a probe, and overdrawn until a draft is refused
 _OVERDRAWN = 8.0  # plain steps that may be overdrawn by a probe that goes well
 
 
@@ -34,7 +34,7 @@ class Probes:
         self._savings = 0.0  # seconds that one may lose for which the credit is never enough
         self._step = 0.0  # seconds of a plain step
         self._price = 0.0  # seconds that the last probe that was asked for may lose
-        self._fresh = True  # no probe was judged yet
+        self._fresh = True  # no draft was refused yet
         self._running: dict[Probed, tuple[float, float]] = {}  # not judged yet: seconds, `behind` when it began
         self._whole = self._judged = 0  # drafts of the last probe that were accepted as a whole, and all
         self._going_well = False
@@ -81,7 +81,7 @@ class Probes:
 
     def observe(self, request: Probed, whole: bool) -> None:
         """Count a draft, whether or not it belongs to a probe."""
-        self._fresh = False
+        self._fresh &= whole
         if self._running.pop(request, None) is not None:
             self._judged += 1
             self._whole += whole

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf, log2
+from math import inf, log2, sqrt
 from statistics import median
 from typing import Literal, get_args
 
@@ -16,6 +17,8 @@ _ORDER: dict[Kind, tuple[Kind, ...]] = {
 _REMEMBERED = 7  # measurements whose median is the estimate
 _SHORTEST = 1e-9  # seconds; a clock may show none
 _FIRST = 4.0  # times the expected; the first step of a shape may compile something
+_APART = 4  # times as many ids, between measurements whose difference says what an id costs
+_FAR = 16  # times as many ids as were ever measured, of which a guess may be far too low
 _REFRESH = 8  # measurements between two looks at the estimates
 
 
@@ -37,7 +40,8 @@ class StepTimes:
     """Running estimates by kind, batch bucket and width.
 
     Between measured shapes the guess gives the proportion: an estimate is the nearest measurement, times what the guess
-    says of the two shapes.
+    says of the two shapes. An extension may be over one id or thousands; where measurements are far enough apart, it
+    lies on the line through them.
 
     Args:
         costs: the guesses.
@@ -110,16 +114,41 @@ class StepTimes:
         """The nearest measurement, in the guessed proportion."""
         measured, wanted = self._seen[kind], self._costs.of(kind, batch * width)
         if not measured:
-            return wanted * self._unit(kind)
+            return wanted * self._unit(_ORDER[kind], 1.0)
         near = min(measured, key=lambda k: abs(log2(k[0] / batch)) + abs(log2(k[1] / width)))
-        return median(measured[near]) * wanted / self._costs.of(kind, near[0] * near[1])
+        guess = median(measured[near]) * wanted / self._costs.of(kind, near[0] * near[1])
+        return self._on_line(batch * width, guess) if kind == "draft_extend" else guess
 
-    def _unit(self, kind: Kind) -> float:
-        """Seconds of one plain step of one request, from another kind; from the same model's if there is one."""
-        for other in _ORDER[kind]:
-            if self._seen[other]:
-                return self._nearest(other, 1, 1) / self._costs.of(other, 1)
-        return 1.0
+    def _on_line(self, tokens: int, guess: float) -> float:
+        """Seconds of an extension over so many ids, all requests together, by what was measured of others.
+
+        More ids than ever are no bargain: they take what is guessed or, if that is more, what lies on the line; far more,
+        at least the middle between the guess and the proportion. Far fewer than ever are tried: they take what is
+        guessed from the target's steps, if that is less.
+        """
+        known: dict[int, list[float]] = {}
+        for (batch, width), seconds in self._seen["draft_extend"].items():
+            known.setdefault(batch * width, []).append(median(seconds))
+        shortest, longest = min(known), max(known)
+        if tokens * _APART < shortest:
+            return min(guess, self._costs.of("draft_extend", tokens) * self._unit(("plain", "verify"), inf))
+        if tokens > _FAR * longest:
+            guess = max(guess, sqrt(guess * median(known[longest]) * tokens / longest))
+        if tokens < shortest or longest < _APART * shortest:
+            return guess
+        low, high = shortest, longest
+        if tokens < longest:
+            low, high = max(n for n in known if n <= tokens), min(n for n in known if n > tokens)
+        first, last = median(known[low]), median(known[high])
+        line = first + (last - first) * (tokens - low) / (high - low)
+        return line if tokens <= longest else max(line, guess)
+
+    def _unit(self, kinds: Sequence[Kind], unknown: float) -> float:
+        """Seconds of one plain step of one request, from the first of these kinds that was measured."""
+        for kind in kinds:
+            if self._seen[kind]:
+                return self._nearest(kind, 1, 1) / self._costs.of(kind, 1)
+        return unknown
 
 
 def bucket(batch: int) -> int:

@@ -1,0 +1,110 @@
+"""Drafting where it did not pay so far: who is tried, what that costs, and whose prompts are read meanwhile."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from uag_simulation import GPU
+
+from sglang_ext.uag.lengths import LengthControl, RequestStats
+
+
+def after_a_hopeless_phase() -> LengthControl:
+    control, stats = LengthControl(8), RequestStats()
+    for _ in range(60):
+        n = one_round(control, [stats])[0]
+        control.observe(stats, n, 0)
+    assert control.off
+    return control
+
+
+def one_round(control: LengthControl, requests: list[RequestStats]) -> list[int]:
+    """A plan, and the times that its steps take on `GPU`."""
+    lengths = control.plan(requests)
+    drafting, longest = sum(map(bool, lengths)), max(lengths)
+    if longest:
+        control.timed("draft_extend", drafting, 2, 0.12)
+        control.timed("draft_step", drafting, 1, 0.1)
+    control.timed("verify" if longest else "plain", len(requests), longest + 1, 1.0)
+    return lengths
+
+
+def test_drafts_that_come_to_nothing_are_paid_rarely() -> None:
+    """The draft runs, and nothing of its text can be submitted."""
+    control, stats, drafts = LengthControl(8), RequestStats(), 0
+    for _ in range(1000):
+        n = one_round(control, [stats])[0]
+        drafts += n > 0
+        control.observe(stats, 0, 0, asked=n)
+    assert control.off
+    assert 50 < drafts < 200
+
+
+def test_who_cannot_be_drafted_for_takes_no_probes() -> None:
+    control, blind, good = after_a_hopeless_phase(), RequestStats(), RequestStats()
+    drafts = Counter[int]()
+    for _ in range(200):
+        blind.behind = 0.0
+        first, second = one_round(control, [blind, good])
+        drafts.update({0: first > 0, 1: second > 0})
+        if first:
+            control.unable(blind)
+        control.observe(good, second, second)
+    assert drafts[1] > 150
+
+
+def test_a_probe_that_could_not_begin_costs_nothing() -> None:
+    """The next one comes in the next round, and the pair is thought no worse of."""
+    control, blind = after_a_hopeless_phase(), RequestStats()
+    while not control.plan([blind])[0]:
+        pass
+    for _ in range(20):
+        control.unable(blind)
+        assert not blind.alive
+        assert control.plan([blind]) == [1]  # 1: and it did not go well either
+    control.observe(blind, 1, 0)
+    drafts = 0
+    for _ in range(100):
+        n = control.plan([blind])[0]
+        drafts += n > 0
+        control.observe(blind, n, 0)
+    assert drafts < 20
+
+
+def test_a_probe_goes_on_while_the_draft_reads() -> None:
+    """Text of which the draft reads a part in each round is paid once."""
+    control, stats = after_a_hopeless_phase(), RequestStats(behind=8000.0)
+    control.timed("draft_extend", 1, 1000, GPU.draft_extend(1, 1000))
+    planned = []
+    for _ in range(2000):
+        behind = stats.behind
+        n = control.plan([stats])[0]
+        planned.append(n)
+        if n and behind <= 1000:
+            break
+        stats.behind = behind - 1000 if n else behind + 1
+    first = planned.index(1)
+    assert first > 50
+    assert planned[-1] == 1
+    assert len(planned) - first < 60
+
+
+def test_a_new_request_is_read_for_where_only_another_one_is_hopeless() -> None:
+    control, good, bad = LengthControl(8), RequestStats(), RequestStats()
+    for _ in range(50):
+        n = one_round(control, [good])[0]
+        control.observe(good, n, n)
+    while one_round(control, [bad])[0]:
+        control.observe(bad, 1, 0)
+    assert not control.off
+
+
+def test_prompts_are_not_read_where_no_draft_can_pay() -> None:
+    control = LengthControl(8, fixed=True)
+    for _ in range(10):
+        control.timed("plain", 1, 1, 1.0)
+        control.timed("draft_extend", 1, 500, 20.0)
+        control.timed("draft_step", 1, 1, 5.0)
+        control.timed("draft_extend", 1, 1, 5.0)
+    assert control.plan([RequestStats()]) == [0]
+    assert control.off

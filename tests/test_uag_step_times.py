@@ -1,0 +1,83 @@
+"""How long steps take, between what was measured and far from it."""
+
+from __future__ import annotations
+
+import pytest
+
+from sglang_ext.uag.step_times import Costs, StepTimes
+
+
+def test_times_between_measurements_are_in_the_guessed_proportion() -> None:
+    times = StepTimes(Costs(draft_extend=0.5, draft_step=0.25, token=0.0))
+    assert times.of("plain", 1) == 1.0
+    times.add("plain", 1, 1, 0.02)
+    assert times.of("plain", 8) == times.of("verify", 1, 4) == 0.02
+    assert times.of("draft_extend", 1, 4) == pytest.approx(0.01)
+    times.add("draft_extend", 1, 4, 0.004)
+    assert times.of("draft_step", 2) == pytest.approx(0.002)
+
+
+def test_a_slow_step_among_many_changes_nothing() -> None:
+    times = StepTimes(Costs(token=0.0))
+    for _ in range(20):
+        times.add("plain", 1, 1, 0.02)
+    times.add("plain", 1, 1, 9.0)
+    assert times.of("plain", 1) == 0.02
+
+
+def test_the_first_step_of_a_shape_may_be_slow() -> None:
+    """It may have compiled something; it is not believed beyond some times of what was expected."""
+    times = StepTimes(Costs(token=0.0))
+    times.add("plain", 1, 1, 0.02)
+    times.add("verify", 1, 4, 30.0)
+    assert times.of("verify", 1, 4) < 0.1
+
+
+def test_reading_thousands_is_neither_thousands_of_steps_nor_one() -> None:
+    """Of reads of a few ids."""
+    times = StepTimes(Costs())
+    for ids in (1, 2, 3):
+        times.add("draft_extend", 1, ids, 0.002)
+    assert 10 < times.of("draft_extend", 1, 2000) / 0.002 < 200
+
+
+@pytest.mark.parametrize("slope", [0.0005, 0.005, 0.1])
+def test_long_reads_are_on_the_line_of_shorter_ones(slope: float) -> None:
+    """Wherever they were measured: an id costs what it costs, and not what was guessed."""
+    def truth(ids: int) -> float:
+        return 0.002 * (1 + slope * ids)
+    times = StepTimes(Costs())
+    for ids in (1, 2, 512, 4096):
+        for _ in range(8):
+            times.add("draft_extend", 1, ids, truth(ids))
+    for ids in (1, 2, 64, 300, 700, 1000, 2000, 4000):
+        assert times.of("draft_extend", 1, ids) == pytest.approx(truth(ids), rel=0.4)
+    assert times.of("draft_extend", 1, 16384) > 0.9 * truth(16384)
+    assert times.of("draft_extend", 2, 1024) == pytest.approx(truth(2048), rel=0.4)
+
+
+def test_ids_of_a_bucket_have_their_part_of_it() -> None:
+    times = StepTimes(Costs())
+    times.add("draft_extend", 1, 1025, 0.02)
+    assert times.of("draft_extend", 1, 1025) == pytest.approx(0.02)
+    assert times.of("draft_extend", 1, 2048) == pytest.approx(0.02 * 21.47 / 11.24)
+
+
+def test_a_long_read_alone_does_not_make_a_short_one_dear() -> None:
+    """It would never be tried, and so never measured."""
+    times = StepTimes(Costs())
+    times.add("plain", 1, 1, 0.08)
+    for _ in range(8):
+        times.add("draft_extend", 1, 512, 3.6)
+    assert times.of("draft_extend", 1, 1) <= 0.08
+
+
+def test_all_steps_of_one_width_are_the_same_step() -> None:
+    times = StepTimes(Costs(), verified=8)
+    assert times.of("plain", 16) == times.of("verify", 16, 3)
+    times.add("verify", 16, 8, 0.02)
+    assert times.of("plain", 16) == times.of("verify", 16, 2) == 0.02
+    for _ in range(20):
+        times.add("plain", 16, 1, 0.03)
+    assert times.of("plain", 16) == times.of("verify", 16, 8) == 0.03
+    assert times.of("plain", 1) < 0.03
