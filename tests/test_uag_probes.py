@@ -89,11 +89,42 @@ def test_a_probe_goes_on_while_the_draft_reads() -> None:
     assert len(planned) - first < 60
 
 
-def test_a_new_request_is_read_for_where_only_another_one_is_hopeless() -> None:
-    control, good, bad = LengthControl(8), RequestStats(), RequestStats()
+def after_a_good_phase() -> LengthControl:
+    control, good = LengthControl(8), RequestStats()
     for _ in range(50):
         n = one_round(control, [good])[0]
         control.observe(good, n, n)
+    control.timed("draft_extend", 1, 1000, GPU.draft_extend(1, 1000))
+    return control
+
+
+def first_draft(control: LengthControl, requests: list[RequestStats]) -> list[int]:
+    """The plan after those of plain steps that are only timed."""
+    kept = [request.behind for request in requests]
+    for _ in range(3):
+        for request, behind in zip(requests, kept, strict=True):
+            request.behind = behind
+        plan = control.plan(requests)
+        if any(plan):
+            break
+    return plan
+
+
+def test_reading_is_invested_for_as_long_as_a_response_lasts_already() -> None:
+    long = 400_000.0  # 240 plain steps
+    assert first_draft(after_a_good_phase(), [RequestStats(behind=long)]) == [0]
+    assert first_draft(after_a_good_phase(), [RequestStats(behind=long, rounds=4000)]) != [0]
+
+
+def test_who_was_not_read_for_keeps_nobody_from_drafting() -> None:
+    """Though its own drafts are a little better."""
+    unread, read = RequestStats(behind=150_000.0, accepted=9.0, seen=9.0), RequestStats(accepted=7.0, seen=9.0)
+    first, second = first_draft(after_a_good_phase(), [unread, read])
+    assert (first, second > 0) == (0, True)
+
+
+def test_a_new_request_is_read_for_where_only_another_one_is_hopeless() -> None:
+    control, bad = after_a_good_phase(), RequestStats()
     while one_round(control, [bad])[0]:
         control.observe(bad, 1, 0)
     assert not control.off

@@ -167,8 +167,7 @@ class LengthControl:
             self._confidence.count(p, j < accepted)
 
     def unable(self, request: RequestStats) -> None:
-        """The plan drafts for a request, and it was not possible to begin: nothing was paid, and nothing is learned of
-        the pair. Others are tried before it."""
+        """A request that the plan drafts for could not begin: nothing was paid or learned, but others come first."""
         request.alive = False
         request.count(1, 0)
         self._probes.cancel(request)

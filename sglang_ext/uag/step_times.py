@@ -122,8 +122,8 @@ class StepTimes:
     def _on_line(self, tokens: int, guess: float) -> float:
         """Seconds of an extension over so many ids, all requests together, by what was measured of others.
 
-        More ids than ever are no bargain: they take what is guessed or, if that is more, what lies on the line; far more,
-        at least the middle between the guess and the proportion. Far fewer than ever are tried: they take what is
+        More ids than ever are no bargain: they take what is guessed or, if that is more, what is on the line; far more
+        take at least the middle between the guess and the proportion. Far fewer than ever are tried: they take what is
         guessed from the target's steps, if that is less.
         """
         known: dict[int, list[float]] = {}
