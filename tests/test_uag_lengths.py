@@ -41,6 +41,36 @@ def of_plain(machine: Machine, truth: Truth, batch: int, rounds: int) -> float:
     return serve(machine, truth, batch, rounds).speed * machine.target(batch, 1) / batch
 
 
+def test_a_busy_moment_does_not_make_a_hopeless_draft_pay() -> None:
+    """Plain steps are measured while the machine is slow, and verifications ever after."""
+    control, request, lost = LengthControl(8), RequestStats(), 0.0
+    for step in range(400):
+        length = control.plan([request], 1)[0]
+        slow = 1.6 if step < 12 else 1.0
+        if length:
+            control.timed("draft_extend", 1, 1, 0.0015)
+        control.timed("verify" if length else "plain", 1, length + 1, 0.02 * slow)
+        control.observe(request, length, 0)
+        lost += 0.0015 * (length > 0)
+    assert lost < 0.018 * 400 * 0.02
+
+
+def test_no_look_is_taken_where_nothing_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decision not to draft stands for some rounds; what is learned ends it."""
+    control, request = LengthControl(8), RequestStats()
+    looks: list[int] = []
+    best = LengthControl._best
+    monkeypatch.setattr(LengthControl, "_best", lambda self, *args: looks.append(1) or best(self, *args))
+    for _ in range(300):
+        control.timed("plain", 1, 1, 0.02)
+        control.observe(request, control.plan([request], 1)[0], 0)
+    assert len(looks) < 120
+    control.observe(request, 1, 1)
+    before = len(looks)
+    control.plan([request], 1)
+    assert len(looks) > before
+
+
 @pytest.mark.parametrize("machine", MACHINES, ids=NAMES)
 @pytest.mark.parametrize("batch", [1, 4, 16])
 @pytest.mark.parametrize("rounds", [128, 1000])

@@ -25,6 +25,15 @@ def test_a_slow_step_among_many_changes_nothing() -> None:
     assert times.of("plain", 1) == 0.02
 
 
+def test_a_plain_step_takes_no_longer_than_a_wider_one() -> None:
+    """Plain steps that were measured while the machine was busy would let any draft pay."""
+    times = StepTimes(Costs(token=0.0))
+    times.add("plain", 4, 1, 0.04)
+    times.add("verify", 4, 3, 0.022)
+    times.add("verify", 1, 2, 0.01)
+    assert times.of("plain", 4) == 0.022
+
+
 def test_the_first_step_of_a_shape_may_be_slow() -> None:
     """It may have compiled something; it is not believed beyond some times of what was expected."""
     times = StepTimes(Costs(token=0.0))

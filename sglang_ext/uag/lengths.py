@@ -26,6 +26,7 @@ _INVESTED = 32.0  # rounds, at least, over which reading what the draft missed i
 _MISSED = 1000.0  # ids that the draft would have to read that outweigh any promise
 _BEST = 0.98  # acceptance at which a probe must be able to pay
 _BASELINE_ROUNDS = 256  # between two plain steps that are taken only to be timed
+_STILL = 8  # rounds for which a decision not to draft stands where nothing is learned
 _GAIN = 1.02  # a draft must promise this much more than plain steps
 
 
@@ -102,6 +103,7 @@ class LengthControl:
         self._speed = 1.0  # that the last plan promised, of plain steps'
         self._round = 0
         self._batch = 1  # of the last plan
+        self._still: tuple[int, tuple[int, ...]] = (0, ())  # rounds left without a look, and of which requests
         self._baseline: dict[int, tuple[int, int]] = {}  # by batch bucket: round of the next plain step, rounds between
 
     @property
@@ -158,6 +160,7 @@ class LengthControl:
             raise ValueError(f"asked {asked}, {proposed} proposed: asked is {proposed} or more")
         if not asked:
             return
+        self._still = 0, ()
         self._probes.observe(request, accepted == asked)
         self._pair.count(asked, accepted)
         request.count(asked, accepted)
@@ -169,6 +172,7 @@ class LengthControl:
     def unable(self, request: RequestStats) -> None:
         """A request that the plan drafts for could not begin: nothing was paid or learned, but others come first."""
         request.alive = False
+        self._still = 0, ()
         request.count(1, 0)
         self._probes.cancel(request)
 
@@ -180,7 +184,10 @@ class LengthControl:
             batch: requests in it.
             width: positions a request: of `verify` its width, of `draft_extend` the new ids, on average, else 1.
         """
+        first, guessed = not self._times.anything(), self._times.of("plain", 1)
         self._times.add(kind, batch, width, seconds)
+        if first:
+            self._probes.rescale(self._times.of("plain", 1) / guessed)
 
     def worth_going_on(self, survival: float, steps_done: int, batch: int) -> bool:
         """Whether a draft should take another step.
@@ -205,14 +212,25 @@ class LengthControl:
         self._probes.elapse(step)
         if self._probes.settle():
             self._pair.doubt()
+        if self._nothing_new(requests):
+            return _Choice(plain)
         best = self._best(requests, self._survival(requests), self._to_read(requests), batch)
         if best.rate <= _GAIN * plain:
             self._speed, self._longest = 1.0, 1
-            return self._probe(requests, batch, step)
+            probe = self._probe(requests, batch, step)
+            if not probe.length:
+                self._still = _STILL, tuple(map(id, requests))
+            return probe
         self._speed = best.rate / plain
         if self._baseline_due(batch):
             return _Choice(plain)
         return _Choice(best.rate, min(best.length, self._longest), best.chosen)
+
+    def _nothing_new(self, requests: Sequence[RequestStats]) -> bool:
+        """Whether the last decision stands, not to draft: looking at it anew costs a share of a short step."""
+        left, asked = self._still
+        self._still = left - 1, asked
+        return left > 0 and asked == tuple(map(id, requests))
 
     def _survival(self, requests: Sequence[RequestStats]) -> Floats:
         """[requests, lengths] probability that a draft is accepted up to each position."""

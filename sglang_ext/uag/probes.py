@@ -48,6 +48,12 @@ class Probes:
         else:
             self._credit = min(self._credit + earned, max(_SAVED * seconds, self._credit))
 
+    def rescale(self, seconds: float) -> None:
+        """What was a second so far, as nothing was measured, takes so many."""
+        self._credit *= seconds
+        self._savings *= seconds
+        self._price *= seconds
+
     def settle(self) -> bool:
         """Look at the last probe; whether it went well. To be called once a round.
 

@@ -13,7 +13,7 @@ from .drafting import Counts, Drafting
 from .fixed_lengths import FixedLengths
 from .lengths import LengthControl
 from .translation import END, Translator
-from .writers import Clock, Writer, Writing
+from .writers import Clock, Writer, Writing, mean_length
 
 logger = logging.getLogger(__name__)
 POOL, CONTEXT, CATCHING_UP, FAILED = "pool", "context", "catching_up", "failed"
@@ -188,7 +188,7 @@ class Drafter:
             self._runner.extend(rows, parts)
             clock.mark()
             if self._watched:
-                self.control.timed("draft_extend", len(rows), max(map(len, parts)), clock.seconds()[0])
+                self.control.timed("draft_extend", len(rows), mean_length(parts), clock.seconds()[0])
 
     def _translate(self, w: Writer) -> tuple[int, ...]:
         d = w.drafting

@@ -105,7 +105,8 @@ class StepTimes:
     def _nearest(self, kind: Kind, batch: int, width: int) -> float:
         measured = self._seen[kind]
         if (batch, width) in measured:
-            return median(measured[batch, width])
+            verified = [times for (n, _), times in self._seen["verify"].items() if n == batch and kind == "plain"]
+            return min(median(times) for times in (measured[batch, width], *verified))  # plain steps are no dearer
         if kind == "draft_step" and self._seen["draft_extend"]:  # a step costs no more than reading one id
             return min(self._scaled(kind, batch, width), self._nearest("draft_extend", batch, 1))
         return self._scaled(kind, batch, width)

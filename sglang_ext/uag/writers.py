@@ -90,15 +90,15 @@ class Writing:
             clock = Clock("cpu")
             clock.mark()
             if tokens is None:
-                kind, (longest, logits) = "draft_extend", self._read(going)
+                kind, (width, logits) = "draft_extend", self._read(going)
             else:
-                kind, longest, logits = "draft_step", 1, self._runner.decode([w.row for w in going], tokens, 0)
+                kind, width, logits = "draft_step", 1, self._runner.decode([w.row for w in going], tokens, 0)
                 for w in going:
                     w.row.ids.append(w.written[-1])
             tokens, chances = choose(logits)
             host = zip(going, tokens.tolist(), chances.tolist(), strict=True)
             clock.mark()
-            self._control.timed(kind, len(going), longest, clock.seconds()[0])
+            self._control.timed(kind, len(going), width, clock.seconds()[0])
             for w, token, chance in host:
                 w.drafting.counts.draft_forwards += 1
                 w.add(token, chance)
@@ -112,7 +112,7 @@ class Writing:
         going = sorted(writers, key=lambda w: -w.steps)  # those with fewer steps drop off at the end
         clock = Clock(device)
         clock.mark()
-        longest, logits = self._read(going)
+        width, logits = self._read(going)
         tokens, chances = choose(logits)
         clock.mark()
         written, certain, sizes = [tokens], [chances], [len(going)]
@@ -135,14 +135,14 @@ class Writing:
         for w in going:
             w.row.ids += w.written[:-1]
         reading, steps = clock.seconds()
-        self._control.timed("draft_extend", len(going), longest, reading)
+        self._control.timed("draft_extend", len(going), width, reading)
         if len(sizes) > 1:
             self._control.timed("draft_step", len(going), 1, steps / (len(sizes) - 1))
 
     def _read(self, writers: Sequence[Writer]) -> tuple[int, torch.Tensor]:
-        """Let the draft read what it misses: the most new ids of a request, and logits [n, vocab]."""
+        """Let the draft read what it misses: how many ids a request, and logits [n, vocab]."""
         missing = [w.drafting.take_missing() for w in writers]
-        return max(map(len, missing)), self._runner.extend([w.row for w in writers], missing)
+        return mean_length(missing), self._runner.extend([w.row for w in writers], missing)
 
     def _room(self, w: Writer) -> int:
         """Steps that its place has room for behind the text: the last token written needs none."""
@@ -156,6 +156,11 @@ class Writing:
             return False
         return (self._control.worth_going_on(w.survivals[-1], len(w.written), batch)
                 and self._runner.reserve(w.row, len(w.row.ids) + 1))
+
+
+def mean_length(parts: Sequence[Sequence[int]]) -> int:
+    """Ids of a part, on average, rounded up."""
+    return -(-sum(map(len, parts)) // len(parts))
 
 
 def choose(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
