@@ -34,7 +34,8 @@ def batch(way: str, size: int, seconds: float, **more: Any) -> list[dict[str, An
 
 def pair_rows() -> list[dict[str, Any]]:
     told = {"draft_forwards": 20, "translation_us": 300.5, "rejections": {"pending": 2, "special": 0}, "paused": True}
-    spec = {"spec_verify_ct": 4, "spec_correct_drafts_histogram": [1, 1, 0, 2]}
+    spec = {"spec_verify_ct": 4, "spec_num_proposed_drafts": 10, "spec_num_correct_drafts": 4,
+            "spec_correct_drafts_histogram": [1, 1, 0, 2]}
     return [*batch("plain", 1, 2.0), *batch("plain", 4, 4.0), *batch("ngram", 1, 1.0, **spec),
             *batch("ngram", 4, 5.0, **spec), *batch("uag small", 1, 0.5, text="other", uag=told, **spec),
             *batch("transformers plain", 1, 4.0), *batch("transformers assisted small", 1, 8.0, spec_verify_ct=6)]
@@ -68,6 +69,9 @@ def test_figures_of_pairs() -> None:
     assert found["ngram"]["accept_length"] == 3
     assert found["ngram"]["by_position"] == [0.75, 0.5, 0.5]
     assert found["uag small"]["as_plain"] == 0
+    assert found["uag small"]["tokens_per_second_by_kind"] == {"chat": 24.0, "numbers": 24.0}
+    assert found["uag small"]["acceptance_by_kind"] == {"chat": 0.4, "numbers": 0.4}
+    assert found["plain"]["acceptance_by_kind"] == {"chat": None, "numbers": None}
     assert found["plain"]["round"] == {}
     assert found["ngram"]["round"] == {"milliseconds": 250.0}
     assert found["uag small"]["round"] == {"milliseconds": 125.0, "draft_forwards": 5, "translation_us": 75.125,
@@ -81,8 +85,10 @@ def test_speed_is_compared_within_an_engine() -> None:
     assert sped["plain"] == {}
     assert sped["ngram"] == pytest.approx({1: 2.0, 4: 0.8})
     assert sped["uag small"] == {1: 4.0}
+    assert made.summary["ways"]["uag small"]["speed_up_by_kind"] == {"chat": 4.0, "numbers": 4.0}
     assert sped["transformers assisted small"] == {1: 0.5}
-    assert [plot.name for plot in made.plots] == ["speed", "speed-up", "positions", "kinds", "causes"]
+    assert [plot.name for plot in made.plots] == ["speed", "speed-up", "positions", "kinds", "speed-up-by-kind",
+                                                     "causes"]
     rounds = next(table for table in made.tables if "round" in table.title)
     assert ["translation_us", None, 75.125, None] in rounds.rows
     for plot in made.plots:
@@ -102,7 +108,8 @@ def test_no_prompt_comes_twice(args: argparse.Namespace) -> None:
     assert set(prompts) == {(size, repeat) for size in args.batches for repeat in (0, 1)}
     texts = Counter(text for load in prompts.values() for _, text in load)
     assert set(texts.values()) == {1}
-    assert all(Counter(kind for kind, _ in load) == dict.fromkeys(("chat", "copying", "code", "numbers"), size)
+    kinds = ("chat", "copying", "code", "numbers", "counting")
+    assert all(Counter(kind for kind, _ in load) == dict.fromkeys(kinds, size)
                for (size, _), load in prompts.items())
     assert prompts == uag._prompts(args, None)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import random
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ QUICK = {"batches": [1, 4], "repeats": 1, "new": 48}
 FULL = {"batches": [1, 4, 8, 16], "repeats": 2, "new": 128}
 NGRAM, UAG, FIXED = "ngram", "uag", "uag-fixed"
 WAYS = (PLAIN, NGRAM, UAG, FIXED, HF)
+COUNTING = "counting"
+"""Kind of prompt: a list of numbers that goes on, as plain text. What small drafts foresee best."""
 DRAWS = 50
 """Most tries for a prompt that was not there before."""
 Prompts = dict[tuple[int, int], list[tuple[str, str]]]
@@ -104,18 +107,32 @@ def _prompts(args: argparse.Namespace, served: Served | None) -> Prompts:
         from transformers import AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(served.path)
-    maker, seen = PromptMaker(args.seed, held_out=True), set()
+    maker, chance, seen = PromptMaker(args.seed, held_out=True), random.Random(args.seed), set()
+
+    def made(kind: str) -> tuple[str, str]:
+        """A prompt, and what is sent."""
+        if kind == COUNTING:
+            text = counting(chance)
+            return text, text
+        prompt = maker.make(kind)
+        return prompt.text, prompt.render(tokenizer) if tokenizer else prompt.text
 
     def fresh(kind: str) -> str:
         for _ in range(DRAWS):
-            prompt = maker.make(kind)
-            if prompt.text not in seen:
+            text, sent = made(kind)
+            if text not in seen:
                 break
-        seen.add(prompt.text)
-        return prompt.render(tokenizer) if tokenizer else prompt.text
+        seen.add(text)
+        return sent
 
-    return {(size, repeat): [(kind, fresh(kind)) for kind in KINDS for _ in range(size)]
+    return {(size, repeat): [(kind, fresh(kind)) for kind in (*KINDS, COUNTING) for _ in range(size)]
             for size in args.batches for repeat in range(args.repeats + 1)}
+
+
+def counting(chance: random.Random) -> str:
+    """The start of a list of numbers, each one more than the last."""
+    first, name = chance.randint(1, 400), chance.choice(("Numbers", "Pages", "Rows", "Count", "Lines"))
+    return f"{name}: " + " ".join(f"{first + i}," for i in range(10))
 
 
 def _batches(args: argparse.Namespace, record: Run, url: str, way: str, prompts: Prompts) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from . import plots, stats
 from .record import Record
 from .report import Page, Plot, Table
 
+T = TypeVar("T")
 PLAIN, HF = "plain", "transformers"
 HF_PLAIN, HF_ASSISTED = f"{HF} plain", f"{HF} assisted"
 REPORT = "uag"
@@ -66,9 +67,29 @@ def numbers(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             "accept_length": sum(r["tokens"] for r in responses) / rounds if rounds else None,
             "accept_length_by_kind": {kind: _accept_length([r for r in responses if r["kind"] == kind])
                                       for kind in dict.fromkeys(r["kind"] for r in responses)} if rounds else {},
+            "tokens_per_second_by_kind": _by_kind(_smallest(mine), _speed),
+            "acceptance_by_kind": _by_kind(mine, _acceptance),
             "by_position": by_position(histogram), "as_plain": stats.mean(map(float, compared)),
-            "round": _round([row for row in mine if row["size"] == min(r["size"] for r in mine)])}
+            "round": _round(_smallest(mine))}
     return out
+
+
+def _smallest(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Rows of the smallest batch size."""
+    return [row for row in rows if row["size"] == min(r["size"] for r in rows)]
+
+
+def _by_kind(rows: Sequence[Mapping[str, Any]], figure: Callable[[list[Mapping[str, Any]]], T]) -> dict[str, T]:
+    """A figure of the rows of each kind of prompt; a row is of one kind."""
+    kinds = dict.fromkeys(row["responses"][0]["kind"] for row in rows)
+    return {kind: figure([row for row in rows if row["responses"][0]["kind"] == kind]) for kind in kinds}
+
+
+def _acceptance(rows: Sequence[Mapping[str, Any]]) -> float | None:
+    """Share of the draft tokens that were accepted, where the server tells."""
+    responses = [r for row in rows for r in row["responses"] if r.get("spec_num_proposed_drafts")]
+    proposed = sum(r["spec_num_proposed_drafts"] for r in responses)
+    return sum(r["spec_num_correct_drafts"] for r in responses) / proposed if proposed else None
 
 
 def _round(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -107,6 +128,10 @@ def page(record: Record) -> Page:
         base = found.get(base_of(way), {}).get("tokens_per_second", {})
         values["speed_up"] = {size: speed / base[size] for size, speed in values["tokens_per_second"].items()
                               if size in base and way != base_of(way)}
+        by_kind = found.get(base_of(way), {}).get("tokens_per_second_by_kind", {})
+        values["speed_up_by_kind"] = {kind: speed / by_kind[kind] for kind, speed
+                                      in values["tokens_per_second_by_kind"].items()
+                                      if kind in by_kind and way != base_of(way)}
     out = Page("Drafts of another tokenizer",
                f"Greedy responses of {flags['new']} tokens, verified {flags['draft_tokens']} positions at a time. "
                "Speed is compared with no speculation: sglang's with sglang's, transformers' with transformers'.",
@@ -123,6 +148,9 @@ def page(record: Record) -> Page:
     if any(v["accept_length_by_kind"] for v in found.values()):
         out.plots.append(_kinds({way: v["accept_length_by_kind"] for way, v in found.items()
                                  if v["accept_length_by_kind"]}))
+    if any(v["speed_up_by_kind"] for v in found.values()):
+        out.plots.append(_sped_kinds({way: v["speed_up_by_kind"] for way, v in found.items() if v["speed_up_by_kind"]},
+                                     min(sizes)))
     causes = {way: {name.partition(".")[2]: n for name, n in v["round"].items() if name.startswith(CAUSES)}
               for way, v in found.items()}
     if any(sum(of.values()) for of in causes.values()):
@@ -159,6 +187,16 @@ def _kinds(lengths: dict[str, dict[str, float | None]]) -> Plot:
                 "Tokens that one forward pass of the model confirms, its own included: 1 is no gain.")
 
 
+def _sped_kinds(speed_ups: dict[str, dict[str, float]], size: int) -> Plot:
+    figure, (axes,) = plots.panels()
+    kinds = list(next(iter(speed_ups.values())))
+    plots.bars(axes, {way: [of.get(kind) for kind in kinds] for way, of in speed_ups.items()})
+    axes.axhline(1, color="black", linewidth=0.8)
+    plots.label(axes, "kind of prompt", "times no speculation", kinds)
+    plots.legend(figure, axes, 3)
+    return Plot("speed-up-by-kind", f"Speed-up by kind of prompt, {size} at a time", figure)
+
+
 def _causes(causes: dict[str, dict[str, float]]) -> Plot:
     figure, (axes,) = plots.panels()
     names = [name for name in dict.fromkeys(name for of in causes.values() for name in of)
@@ -178,6 +216,12 @@ def _tables(found: dict[str, Any], sizes: list[int]) -> list[Table]:
                   for way, v in found.items()],
                  "A text may differ from that without speculation where two logits are about equal: the order of sums "
                  "in a batch then decides.")]
+    kinds = list(dict.fromkeys(kind for v in found.values() for kind in v["tokens_per_second_by_kind"]))
+    out.append(Table(f"By kind of prompt, {min(sizes)} at a time", ["way", *(f"{k}: tokens/s" for k in kinds),
+                                                                    *(f"{k}: accepted" for k in kinds)],
+                     [[way, *(v["tokens_per_second_by_kind"].get(k) for k in kinds),
+                       *(_percent(v["acceptance_by_kind"].get(k)) for k in kinds)] for way, v in found.items()],
+                     "Accepted: of the tokens that were drafted, at all batch sizes."))
     rounds = {way: v["round"] for way, v in found.items() if v["round"]}
     if rounds:
         names = list(dict.fromkeys(name for of in rounds.values() for name in of))
@@ -186,3 +230,7 @@ def _tables(found: dict[str, Any], sizes: list[int]) -> list[Table]:
                          "Milliseconds are of the whole round; the rest is what the server tells of its drafts, by "
                          "request (meta_info.uag)."))
     return out
+
+
+def _percent(share: float | None) -> str | None:
+    return None if share is None else f"{share:.0%}"
