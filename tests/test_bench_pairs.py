@@ -79,6 +79,12 @@ def test_figures_of_pairs() -> None:
     assert found["transformers assisted small"]["accept_length_by_kind"] == {"chat": 2, "numbers": 2}
 
 
+def test_time_outside_the_forwards() -> None:
+    told = {"draft_us": 20, "target_us": 100, "round_us": 130}
+    rows = batch("uag small", 1, 0.5, uag=told, spec_verify_ct=4)
+    assert uag_page.numbers(rows)["uag small"]["round"]["outside_share"] == pytest.approx(0.1)
+
+
 def test_speed_is_compared_within_an_engine() -> None:
     made = uag_page.page(Record({"flags": {"new": 12, "draft_tokens": 4}}, pair_rows(), "complete"))
     sped = {way: values["speed_up"] for way, values in made.summary["ways"].items()}

@@ -100,7 +100,11 @@ def _round(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     if not rounds:
         return {}
     wall = sum(row["seconds"] * row["size"] for row in rows)
-    return {"milliseconds": 1000 * wall / rounds, **{name: value / rounds for name, value in reports.items()}}
+    figures = {"milliseconds": 1000 * wall / rounds}
+    if reports.get("target_us"):
+        forwards = reports["draft_us"] + reports["target_us"]
+        figures["outside_share"] = (reports["round_us"] - forwards) / reports["target_us"]
+    return figures | {name: value / rounds for name, value in reports.items()}
 
 
 def _speed(rows: Sequence[Mapping[str, Any]]) -> float:
@@ -227,8 +231,9 @@ def _tables(found: dict[str, Any], sizes: list[int]) -> list[Table]:
         names = list(dict.fromkeys(name for of in rounds.values() for name in of))
         out.append(Table(f"A round of verification, {min(sizes)} at a time", ["mean of a round", *rounds],
                          [[name, *(of.get(name) for of in rounds.values())] for name in names],
-                         "Milliseconds are of the whole round; the rest is what the server tells of its drafts, by "
-                         "request (meta_info.uag)."))
+                         "Milliseconds are of the whole round; outside_share is the time outside both models' forwards, "
+                         "as a share of the target's. The rest is what the server tells of its drafts, by request "
+                         "(meta_info.uag)."))
     return out
 
 
