@@ -231,7 +231,7 @@ def _tables(found: dict[str, Any], sizes: list[int]) -> list[Table]:
         names = list(dict.fromkeys(name for of in rounds.values() for name in of))
         out.append(Table(f"A round of verification, {min(sizes)} at a time", ["mean of a round", *rounds],
                          [[name, *(of.get(name) for of in rounds.values())] for name in names],
-                         "Milliseconds are of the whole round; outside_share is the time outside both models' forwards, "
+                         "Milliseconds are of the whole round; outside_share is the time outside both forwards, "
                          "as a share of the target's. The rest is what the server tells of its drafts, by request "
                          "(meta_info.uag)."))
     return out
