@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 import servers
+from hypothesis import HealthCheck, settings
 from rescan import Rescan
 from scripted_model import SCRIPTS, build_scripted_model
 from told_model import build as build_told_model
+
+# The same examples each time, on a machine however busy; HYPOTHESIS_PROFILE=new draws others.
+_CHECKS = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
+settings.register_profile("same", deadline=None, derandomize=True, suppress_health_check=_CHECKS)
+settings.register_profile("new", deadline=None, suppress_health_check=_CHECKS)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 FLOAT32 = ("--dtype", "float32", "--attention-backend", "torch_native")
 
