@@ -94,12 +94,12 @@ def test_a_signal_while_it_starts_leaves_no_process(scripted_model: Path) -> Non
 
 
 def test_address_and_curl_line_are_printed(scripted_server: servers.Server) -> None:
-    deadline = time.monotonic() + 30
+    url, deadline = scripted_server.url, time.monotonic() + 30
     while "curl -s" not in scripted_server.log.read_text() and time.monotonic() < deadline:
         time.sleep(0.2)
     log = scripted_server.log.read_text()
-    assert f"Serving on {scripted_server.url}" in log
-    assert f"curl -s {scripted_server.url}/v1/chat/completions" in log
+    assert f"Serving on {url}" in log
+    assert f"curl -s {url}/v1/chat/completions" in log
     assert "No GPU found" in log
 
 
