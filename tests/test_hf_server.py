@@ -10,8 +10,7 @@ import servers
 import torch
 from test_hf import OPEN, Writer
 
-QUESTIONS = ["How many days are in three weeks?", "Name the capital of France.", "Tell me a story about a fox.",
-             "What is 17 + 25?"]
+QUESTIONS = ["How many days are in three weeks?", "Tell me a story about a fox."]
 NEW = 40
 
 

@@ -76,6 +76,7 @@ def test_every_script_and_limit(speculating_server: servers.Server, requests_: l
         assert steps < 0.7 * sum(r["meta_info"]["completion_tokens"] for r in found), "nothing was drafted"
 
 
+@pytest.mark.usefixtures("plain")  # so that it runs beside the test above, on the same servers
 def test_drafts_that_foresee_the_end_of_sequence_in_a_block(speculating_server: servers.Server,
                                                             tokenizer: PreTrainedTokenizerFast) -> None:
     """Responses without a budget teach the drafts that this thought ends with EOS; a limited one has to answer."""
