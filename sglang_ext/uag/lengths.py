@@ -224,7 +224,8 @@ class LengthControl:
         self._speed = best.rate / plain
         if self._baseline_due(batch):
             return _Choice(plain)
-        return _Choice(best.rate, min(best.length, self._longest), best.chosen)
+        length = min(best.length, self._longest)
+        return _Choice(best.rate, self._times.trusted(batch, length + 1) - 1, best.chosen)
 
     def _nothing_new(self, requests: Sequence[RequestStats]) -> bool:
         """Whether the last decision stands, not to draft: looking at it anew costs a share of a short step."""

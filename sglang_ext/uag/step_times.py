@@ -16,7 +16,8 @@ _ORDER: dict[Kind, tuple[Kind, ...]] = {
 """Where to look for the speed of a machine that this kind was not measured on."""
 _REMEMBERED = 7  # measurements whose median is the estimate
 _SHORTEST = 1e-9  # seconds; a clock may show none
-_FIRST = 4.0  # times the expected; the first step of a shape may compile something
+_FIRST = 4.0  # times the expected, of the first step of a model: it may compile something
+_FIRST_OF_SHAPE = 1.1  # times the expected, of the first step of another shape, for the same reason
 _APART = 4  # times as many ids, between measurements whose difference says what an id costs
 _FAR = 16  # times as many ids as were ever measured, of which a guess may be far too low
 _REFRESH = 8  # measurements between two looks at the estimates
@@ -54,6 +55,7 @@ class StepTimes:
         self._verified = verified
         self._seen: dict[Kind, dict[tuple[int, int], deque[float]]] = {kind: {} for kind in get_args(Kind)}
         self._cache: dict[tuple[Kind, int, int], float] = {}
+        self._single: set[tuple[Kind, int, int]] = set()  # shapes that were measured once
         self._since = 0
 
     def add(self, kind: Kind, batch: int, width: int, seconds: float) -> None:
@@ -72,10 +74,16 @@ class StepTimes:
         seconds = max(seconds, _SHORTEST) * self._share(kind, *key) / self._share(kind, key[0], width)
         known = self._seen[kind].get(key)
         if known is None:
-            limit = _FIRST * self._nearest(kind, *key) if self.anything() else inf
+            known_model = any(self._seen[other] for other in (kind, _ORDER[kind][0]))
+            factor = _FIRST_OF_SHAPE if known_model else _FIRST if self.anything() else inf
+            limit = factor * self._nearest(kind, *key)
             self._seen[kind][key] = deque([min(seconds, limit)], maxlen=_REMEMBERED)
+            self._single.add((kind, *key))
             self._cache.clear()
             return
+        if (kind, *key) in self._single:  # the first one is only believed until there is a second
+            self._single.remove((kind, *key))
+            known.clear()
         known.append(seconds)
         self._since += 1
         if len(known) < _REMEMBERED or self._since >= _REFRESH:
@@ -93,6 +101,11 @@ class StepTimes:
     def anything(self) -> bool:
         """Whether anything was measured."""
         return any(self._seen.values())
+
+    def trusted(self, batch: int, width: int) -> int:
+        """The width, at most `width`, that a verification may have by what is known: one that was measured once is
+        measured again before a wider one is tried."""
+        return min([w for kind, n, w in self._single if kind == "verify" and n == bucket(batch)] + [width])
 
     def _step(self, kind: Kind, width: int) -> tuple[Kind, int]:
         """The step that is run for it."""
@@ -118,7 +131,17 @@ class StepTimes:
             return wanted * self._unit(_ORDER[kind], 1.0)
         near = min(measured, key=lambda k: abs(log2(k[0] / batch)) + abs(log2(k[1] / width)))
         guess = median(measured[near]) * wanted / self._costs.of(kind, near[0] * near[1])
+        if kind == "verify":
+            return max(guess, self._beyond(batch, width))
         return self._on_line(batch * width, guess) if kind == "draft_extend" else guess
+
+    def _beyond(self, batch: int, width: int) -> float:
+        """Seconds of a verification wider than any of this batch, on the line from a plain step through the widest."""
+        widest = max((w for n, w in self._seen["verify"] if n == batch), default=1)
+        if not 1 < widest < width or (batch, 1) not in self._seen["plain"]:
+            return 0.0
+        plain = self._nearest("plain", batch, 1)
+        return plain + (self._nearest("verify", batch, widest) - plain) * (width - 1) / (widest - 1)
 
     def _on_line(self, tokens: int, guess: float) -> float:
         """Seconds of an extension over so many ids, all requests together, by what was measured of others.
