@@ -34,6 +34,34 @@ def test_a_plain_step_takes_no_longer_than_a_wider_one() -> None:
     assert times.of("plain", 4) == 0.022
 
 
+def test_a_bad_moment_of_a_wide_step_is_forgotten() -> None:
+    """It would never be tried again; what was measured often is remembered."""
+    times = StepTimes(Costs(token=0.0))
+    for _ in range(5):
+        times.add("plain", 1, 1, 0.02)
+        times.add("verify", 1, 2, 0.03)
+    for seconds in (0.02, 5.0):
+        times.add("verify", 1, 4, seconds)
+    assert times.of("verify", 1, 4) == 5.0
+    for _ in range(1200):
+        times.add("plain", 1, 1, 0.02)
+    assert times.of("verify", 1, 4) < 0.06
+    assert times.of("verify", 1, 2) == 0.03
+    assert times.trusted(1, 8) == 8
+
+
+def test_a_width_is_measured_twice_before_a_wider_one() -> None:
+    times = StepTimes(Costs(token=0.0))
+    times.add("plain", 1, 1, 0.02)
+    times.add("verify", 1, 3, 1.0)
+    assert times.of("verify", 1, 3) == pytest.approx(0.022), "it may have compiled something"
+    assert [times.trusted(1, width) for width in (2, 3, 8)] == [2, 3, 3]
+    times.add("verify", 1, 3, 1.0)
+    assert times.of("verify", 1, 3) == 1.0
+    assert times.trusted(1, 8) == 8
+    assert times.of("verify", 1, 5) > 1.9, "on the line from a plain step"
+
+
 def test_the_first_step_of_a_shape_may_be_slow() -> None:
     """It may have compiled something; it is not believed beyond some times of what was expected."""
     times = StepTimes(Costs(token=0.0))

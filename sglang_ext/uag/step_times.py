@@ -21,6 +21,8 @@ _FIRST_OF_SHAPE = 1.1  # times the expected, of the first step of another shape,
 _APART = 4  # times as many ids, between measurements whose difference says what an id costs
 _FAR = 16  # times as many ids as were ever measured, of which a guess may be far too low
 _REFRESH = 8  # measurements between two looks at the estimates
+_ENOUGH = 3  # measurements of a verification, of which one may have had a bad moment
+_DOUBTED = 1024  # measurements after which one that was not measured so often is forgotten once, and tried again
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,9 @@ class StepTimes:
         self._seen: dict[Kind, dict[tuple[int, int], deque[float]]] = {kind: {} for kind in get_args(Kind)}
         self._cache: dict[tuple[Kind, int, int], float] = {}
         self._single: set[tuple[Kind, int, int]] = set()  # shapes that were measured once
+        self._rare: dict[tuple[int, int], int] = {}  # verifications measured too rarely: number of the last measurement
+        self._forgotten: set[tuple[int, int]] = set()
+        self._count = 0
         self._since = 0
 
     def add(self, kind: Kind, batch: int, width: int, seconds: float) -> None:
@@ -71,6 +76,9 @@ class StepTimes:
                              "or more and a finite time of 0 or more")
         kind, width = self._step(kind, width)
         key = bucket(batch), _width_bucket(kind, width)
+        self._doubt()
+        if kind == "verify" and key not in self._forgotten:
+            self._rare[key] = self._count
         seconds = max(seconds, _SHORTEST) * self._share(kind, *key) / self._share(kind, key[0], width)
         known = self._seen[kind].get(key)
         if known is None:
@@ -97,6 +105,19 @@ class StepTimes:
         if key not in self._cache:
             self._cache[key] = self._nearest(*key)
         return self._cache[key] * self._share(kind, key[1], width) / self._share(*key)
+
+    def _doubt(self) -> None:
+        """Forget verifications that were measured once or twice, long ago: a step that had a bad moment would never be
+        tried again."""
+        self._count += 1
+        for key, last in list(self._rare.items()):
+            if len(self._seen["verify"].get(key, ())) >= _ENOUGH:
+                del self._rare[key]
+            elif self._count - last > _DOUBTED:
+                del self._rare[key], self._seen["verify"][key]
+                self._forgotten.add(key)
+                self._single.discard(("verify", *key))
+                self._cache.clear()
 
     def anything(self) -> bool:
         """Whether anything was measured."""
