@@ -111,6 +111,15 @@ def test_many_and_long_labels_are_turned() -> None:
     plots.plt.close(figure)
 
 
+def test_a_legend_of_long_names_takes_more_rows() -> None:
+    figure, (axes,) = plots.panels()
+    plots.bars(axes, {f"transformers assisted by draft {n}": [1.0] for n in range(5)})
+    plots.label(axes, "kind", "times no speculation", ["chat"])
+    plots.legend(figure, axes, 3)
+    check_labels(figure)
+    plots.plt.close(figure)
+
+
 def check_labels(figure: Any) -> None:
     """No text is cut by the figure's edge or lies on another."""
     figure.canvas.draw()

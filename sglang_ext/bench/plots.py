@@ -20,6 +20,8 @@ COLOURS = ("#16324f", "#b5402a", "#4ba99b", "#e8b45e", "#7a5c9e", "#bdbdbd", "#5
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 DASHES = ("-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)), (0, (1, 1)), (0, (8, 2)))
 HATCHES = ("", "///", "...", "\\\\\\", "xxx", "ooo", "---")
+HANDLE, LETTER = 0.5, 0.075
+"""Inches of a legend's entry without its name, and of a letter of it, at the size of STYLE."""
 STYLE: dict[Any, Any] = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
          "axes.axisbelow": True, "grid.color": "#dddddd", "grid.linewidth": 0.6, "hatch.linewidth": 0.5,
          "legend.frameon": False}
@@ -36,8 +38,10 @@ def panels(count: int = 1, width: float = 7.2, height: float = 3.4) -> tuple[Fig
 
 
 def legend(figure: Figure, axes: Axes, columns: int = 4) -> None:
-    """The names of an axes' series above the figure, where no data is."""
+    """The names of an axes' series above the figure, where no data is, in at most so many columns as fit."""
     handles, names = axes.get_legend_handles_labels()
+    longest = max(map(len, names), default=0)
+    columns = max(min(columns, int(figure.get_figwidth() / (HANDLE + LETTER * longest))), 1)
     with mpl.rc_context(STYLE):
         figure.legend(handles, names, loc="outside upper center", ncols=min(columns, len(names)))
 
