@@ -23,7 +23,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -48,24 +48,31 @@ def _log_path(name: str) -> Path:
 
 
 class Bench:
-    """Servers and a source of prompts that no cache has seen."""
+    """Servers and a source of prompts that no cache has seen.
 
-    def __init__(self, model: str) -> None:
+    Attributes:
+        start_seconds: by server, until its first answer; they start at once.
+    """
+
+    def __init__(self, model: str, flags: Mapping[str, Sequence[str]] = FLAGS) -> None:
         self._chance = random.Random(time.time_ns())
-        self._ports = {name: free_port() for name in FLAGS}
+        self._ports = {name: free_port() for name in flags}
+        self.start_seconds: dict[str, float] = {}
         common = ["--model-path", model, "--dtype", "bfloat16", "--max-total-tokens", "24000", "--log-level", "error"]
         launch = [sys.executable, str(ROOT / "launch.py"), *common]
-        self._servers = {name: subprocess.Popen([*launch, "--port", str(port), *FLAGS[name]],
+        self._servers = {name: subprocess.Popen([*launch, "--port", str(port), *flags[name]],
                                                 stdout=_log_path(name).open("wb"), stderr=subprocess.STDOUT)
                          for name, port in self._ports.items()}
-        for name in FLAGS:
-            self._wait(name)
+        begin = time.monotonic()
+        for name in flags:
+            self._wait(name, begin)
 
-    def _wait(self, name: str) -> None:
-        deadline = time.monotonic() + START_SECONDS
+    def _wait(self, name: str, begin: float) -> None:
+        deadline = begin + START_SECONDS
         while True:
             try:
                 self.generate(name, [self.ids(4)], 1)
+                self.start_seconds[name] = time.monotonic() - begin
                 return
             except (urllib.error.URLError, OSError):
                 if time.monotonic() > deadline or self._servers[name].poll() is not None:

@@ -221,11 +221,13 @@ def _tables(found: dict[str, Any], sizes: list[int]) -> list[Table]:
                  "A text may differ from that without speculation where two logits are about equal: the order of sums "
                  "in a batch then decides.")]
     kinds = list(dict.fromkeys(kind for v in found.values() for kind in v["tokens_per_second_by_kind"]))
-    out.append(Table(f"By kind of prompt, {min(sizes)} at a time", ["way", *(f"{k}: tokens/s" for k in kinds),
-                                                                    *(f"{k}: accepted" for k in kinds)],
-                     [[way, *(v["tokens_per_second_by_kind"].get(k) for k in kinds),
-                       *(_percent(v["acceptance_by_kind"].get(k)) for k in kinds)] for way, v in found.items()],
-                     "Accepted: of the tokens that were drafted, at all batch sizes."))
+    out.append(Table(f"Tokens a second by kind of prompt, {min(sizes)} at a time", ["way", *kinds],
+                     [[way, *(v["tokens_per_second_by_kind"].get(k) for k in kinds)] for way, v in found.items()]))
+    drafting = {way: v["acceptance_by_kind"] for way, v in found.items()
+                if any(share is not None for share in v["acceptance_by_kind"].values())}
+    if drafting:
+        out.append(Table("Accepted of the tokens that were drafted, at all batch sizes", ["way", *kinds],
+                         [[way, *(_percent(of.get(k)) for k in kinds)] for way, of in drafting.items()]))
     rounds = {way: v["round"] for way, v in found.items() if v["round"]}
     if rounds:
         names = list(dict.fromkeys(name for of in rounds.values() for name in of))
