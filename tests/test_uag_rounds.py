@@ -5,16 +5,19 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from draft_standin import EOS, HALF, StandInReading, StandInRunner, StandInTranslator, written_after
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sglang_ext.uag.acceptance import RequestStats
 from sglang_ext.uag.drafting import Counts, Drafting
 from sglang_ext.uag.fixed_lengths import FixedLengths
 from sglang_ext.uag.lengths import LengthControl
 from sglang_ext.uag.rounds import CATCHING_UP, CONTEXT, FAILED, MOST_FAILURES, POOL, Drafter
+from sglang_ext.uag.step_times import Kind
 from sglang_ext.uag.translation import SPECIAL, Proposal
 
 WIDTH = 5
@@ -30,19 +33,20 @@ class AllSteps(FixedLengths):
         self.unable_count = 0
         self.reads: list[int] = []
 
-    def observe(self, request, proposed, accepted, confidence=(), asked=None):  # type: ignore[no-untyped-def]
+    def observe(self, request: RequestStats, proposed: int, accepted: int, confidence: Sequence[float] = (),
+                asked: int | None = None) -> None:
         self.observed.append((proposed, accepted, asked))
 
-    def unable(self, request):  # type: ignore[no-untyped-def]
+    def unable(self, request: RequestStats) -> None:
         self.unable_count += 1
 
-    def timed(self, kind, batch, width, seconds):  # type: ignore[no-untyped-def]
+    def timed(self, kind: Kind, batch: int, width: int, seconds: float) -> None:
         if kind == "draft_extend":
             self.reads.append(width)
 
 
-def drafter(runner: StandInRunner, watched: bool, reading: object = StandInReading, chunk: int = 64) -> Drafter:
-    return Drafter(StandInTranslator(reading), runner, AllSteps(), chunk, watched)  # type: ignore[arg-type]
+def drafter(runner: StandInRunner, watched: bool, reading: Any = StandInReading, chunk: int = 64) -> Drafter:
+    return Drafter(StandInTranslator(reading), runner, AllSteps(), chunk, watched)
 
 
 def drafting(d: Drafter, rid: str, ids: Sequence[int]) -> Drafting:
@@ -131,7 +135,7 @@ def test_a_text_beyond_the_context_gives_its_place_back(watched: bool) -> None:
     assert x.counts.none == {CONTEXT: 1}
     assert x.row is None
     assert runner.left == 10**6
-    assert d.control.unable_count == 1  # type: ignore[union-attr]
+    assert d.control.unable_count == 1
 
 
 @WAYS
@@ -161,7 +165,7 @@ def test_no_numbers_from_the_draft(watched: bool) -> None:
     """A draft that overflows costs drafts, not the server."""
     runner = StandInRunner()
     runner.numbers = False
-    d = Drafter(StandInTranslator(), runner, LengthControl(WIDTH), 64, watched)  # type: ignore[arg-type]
+    d = Drafter(StandInTranslator(), runner, LengthControl(WIDTH), 64, watched)
     x = drafting(d, "x", [1, 2])
     for _ in range(50):
         chain = d.draft([x], [4], 1)[0]
@@ -214,7 +218,7 @@ def test_what_comes_to_less_than_asked_is_told(watched: bool, kept: int, monkeyp
     assert len(chain) == kept
     d.observe(x, kept)
     d.observe(x, 0)
-    assert d.control.observed == [(kept, kept, kept + 1)], "once"  # type: ignore[union-attr]
+    assert d.control.observed == [(kept, kept, kept + 1)], "once"
 
 
 @WAYS
@@ -241,7 +245,7 @@ def test_reading_is_timed_by_what_was_read() -> None:
     for watched in (True, False):
         d = drafter(StandInRunner(), watched, chunk=256)
         d.draft([drafting(d, "x", [1] * 40), drafting(d, "y", [1])], [1, 1], 2)
-        assert d.control.reads == [21]  # type: ignore[union-attr]
+        assert d.control.reads == [21]
 
 
 def test_counts_leave_out_a_round_that_was_not_used() -> None:

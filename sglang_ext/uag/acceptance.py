@@ -1,17 +1,63 @@
-"""What share of drafted tokens is accepted: over all requests, by position, and by the draft's own confidence."""
+"""What share of drafted tokens is accepted: of a request, over all of them, by position, and by the draft's own
+confidence."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 _PRIOR, _PRIOR_WEIGHT = 0.6, 2.0  # acceptance of a pair that nobody has seen, and the tokens that this counts for
+_BORROWED = 2.0  # tokens that the pair's acceptance counts for in a request
+_REQUEST_DECAY = 0.9  # of a request's counts at each draft
+_FADE = 0.99  # of a request's counts in each round in which it drafts nothing
+_MISSED = 1000.0  # ids that the draft would have to read that outweigh any promise
 _DECAY = 0.97  # of the pair's counts at each draft
 _PROFILE_WEIGHT = 5.0  # tokens at a position that the pair's acceptance counts for there
 _BINS, _BIN_WEIGHT, _BIN_DECAY = 10, 4.0, 0.98
 _ROUNDED = 1.001  # the highest confidence that is taken for 1
 
 Floats = npt.NDArray[np.float64]
+
+
+@dataclass(eq=False)
+class RequestStats:
+    """What is known of one request. The control keeps it; the caller sets the first two.
+
+    Attributes:
+        steps_per_token: steps of the draft for a token of the target, as `Reading.steps_for` tells them.
+        behind: ids of the draft that its cache lacks before its next draft. Every plan adds to it where it drafts
+            nothing; set it where the draft did not read the prompt.
+        alive: whether the last plan drafted for it.
+        rounds: that it was planned for. It is expected to go on for as many: what is known of a length is its past.
+    """
+
+    steps_per_token: float = 1.0
+    behind: float = 0.0
+    alive: bool = True
+    rounds: int = 0
+    accepted: float = field(default=0.0, repr=False)  # decayed counts of its drafted tokens that were judged
+    seen: float = field(default=0.0, repr=False)
+
+    def rate(self, pair: float) -> float:
+        """Acceptance of a token, leaning on the pair's."""
+        return (self.accepted + pair * _BORROWED) / (self.seen + _BORROWED)
+
+    @property
+    def promise(self) -> float:
+        """How much a probe may find: what was accepted, doubts in its favour, less what the draft has to read."""
+        return (self.accepted + 1) / (self.seen + 1) - self.behind / _MISSED
+
+    def count(self, asked: int, accepted: int) -> None:
+        self.accepted = self.accepted * _REQUEST_DECAY + accepted
+        self.seen = self.seen * _REQUEST_DECAY + min(accepted + 1, asked)
+
+    def skip(self) -> None:
+        """A round without a draft: the draft falls behind, and what was counted is forgotten slowly."""
+        self.behind += self.steps_per_token
+        self.accepted *= _FADE
+        self.seen *= _FADE
 
 
 class PairAcceptance:

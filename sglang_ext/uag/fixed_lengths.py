@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .lengths import RequestStats
+from .acceptance import RequestStats
 from .step_times import Kind
 
 

@@ -9,64 +9,22 @@ of all time. Nothing here reads a clock: the same calls give the same plans.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import ceil
 
 import numpy as np
 
 from .acceptance import Confidence, Floats, PairAcceptance
+from .acceptance import RequestStats as RequestStats
 from .probes import Probes
 from .step_times import Costs as Costs
 from .step_times import Kind, StepTimes, bucket
 
-_BORROWED = 2.0  # tokens that the pair's acceptance counts for in a request
-_DECAY = 0.9  # of a request's counts at each draft
-_FADE = 0.99  # of a request's counts in each round in which it drafts nothing
 _INVESTED = 32.0  # rounds, at least, over which reading what the draft missed is expected to pay
-_MISSED = 1000.0  # ids that the draft would have to read that outweigh any promise
 _BEST = 0.98  # acceptance at which a probe must be able to pay
 _BASELINE_ROUNDS = 256  # between two plain steps that are taken only to be timed
 _STILL = 8  # rounds for which a decision not to draft stands where nothing is learned
 _GAIN = 1.02  # a draft must promise this much more than plain steps
-
-
-@dataclass(eq=False)
-class RequestStats:
-    """What is known of one request. The control keeps it; the caller sets the first two.
-
-    Attributes:
-        steps_per_token: steps of the draft for a token of the target, as `Reading.steps_for` tells them.
-        behind: ids of the draft that its cache lacks before its next draft. Every plan adds to it where it drafts
-            nothing; set it where the draft did not read the prompt.
-        alive: whether the last plan drafted for it.
-        rounds: that it was planned for. It is expected to go on for as many: what is known of a length is its past.
-    """
-
-    steps_per_token: float = 1.0
-    behind: float = 0.0
-    alive: bool = True
-    rounds: int = 0
-    accepted: float = field(default=0.0, repr=False)  # decayed counts of its drafted tokens that were judged
-    seen: float = field(default=0.0, repr=False)
-
-    def rate(self, pair: float) -> float:
-        """Acceptance of a token, leaning on the pair's."""
-        return (self.accepted + pair * _BORROWED) / (self.seen + _BORROWED)
-
-    @property
-    def promise(self) -> float:
-        """How much a probe may find: what was accepted, doubts in its favour, less what the draft has to read."""
-        return (self.accepted + 1) / (self.seen + 1) - self.behind / _MISSED
-
-    def count(self, asked: int, accepted: int) -> None:
-        self.accepted = self.accepted * _DECAY + accepted
-        self.seen = self.seen * _DECAY + min(accepted + 1, asked)
-
-    def skip(self) -> None:
-        """A round without a draft: the draft falls behind, and what was counted is forgotten slowly."""
-        self.behind += self.steps_per_token
-        self.accepted *= _FADE
-        self.seen *= _FADE
 
 
 @dataclass(frozen=True)
