@@ -52,6 +52,18 @@ def test_positions(batch: tuple[list[list[int]], int], data: st.DataObject) -> N
     assert found.tolist() == [length + j for length in before for j in range(width)]
 
 
+@given(batches(), st.data())
+def test_slots(batch: tuple[list[list[int]], int], data: st.DataObject) -> None:
+    chains, width = batch
+    before = data.draw(st.lists(st.integers(0, 92), min_size=len(chains), max_size=len(chains)))
+    rows = data.draw(st.permutations(range(8)))[: len(chains)]
+    table, laid = torch.randint(1, 1000, (8, 99), dtype=torch.int32), Chains.of(chains, width, "cpu")
+    found = laid.slots(table, torch.tensor(rows), laid.positions(torch.tensor(before)))
+    assert found.dtype == torch.int64
+    assert found.tolist() == [slot for row, length in zip(rows, before, strict=True)
+                              for slot in table[row, length : length + width].tolist()]
+
+
 @given(batches())
 def test_links(batch: tuple[list[list[int]], int]) -> None:
     """A walk along the links visits the chain and nothing else."""
@@ -168,11 +180,14 @@ def on_cuda(tensor: torch.Tensor) -> bool:
 STEPS: dict[str, Callable[[Chains], Any]] = {
     "input_ids": lambda chains: chains.input_ids,
     "positions": lambda chains: chains.positions(torch.empty(3, dtype=torch.int32, device="cuda")),
+    "slots": lambda chains: chains.slots(torch.empty(5, 99, dtype=torch.int32, device="cuda"),
+                                         torch.tensor([4, 1, 2], device="cuda"),
+                                         torch.empty(12, dtype=torch.int64, device="cuda")),
     "links": lambda chains: chains.links(),
     "accept": lambda chains: chains.accept(torch.empty(12, dtype=torch.int32, device="cuda")),
     "accept_index": lambda _: accept_index(torch.empty(3, dtype=torch.int32, device="cuda"), 4),
     "full_mask": lambda _: full_mask([5, 0, 9], 4, "cuda"),
-    "expanded": lambda chains: tuple(vars(_expanded(sampling_info(3, "cuda"), chains.owners)).values()),
+    "expanded": lambda chains: tuple(vars(_expanded(sampling_info(3, "cuda"), chains)).values()),
 }
 
 

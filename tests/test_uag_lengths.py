@@ -106,6 +106,13 @@ def test_a_hopeless_pair_stops_paying_within_the_first_tokens(batch: int) -> Non
 
 @pytest.mark.parametrize("machine", MACHINES, ids=NAMES)
 @pytest.mark.parametrize("batch", [1, 4, 16])
+def test_what_a_hopeless_pair_costs_in_the_long_run(machine: Machine, batch: int) -> None:
+    speed = serve(machine, hopeless, batch, 3000).speed
+    assert speed * machine.target(batch, 1) / batch > 0.99
+
+
+@pytest.mark.parametrize("machine", MACHINES, ids=NAMES)
+@pytest.mark.parametrize("batch", [1, 4, 16])
 @pytest.mark.parametrize("acceptance", [0.05, 0.3, 0.5, 0.8, 1.0])
 def test_nearly_as_fast_as_knowing_everything(machine: Machine, batch: int, acceptance: float) -> None:
     assert of_oracle(machine, lambda request, token: acceptance, batch, 800) > 0.9

@@ -26,10 +26,14 @@ def define() -> None:
 
 
 def _windows(req_pool_indices: torch.Tensor, start: torch.Tensor, end: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Row and column in `req_to_token` of every position from start to end, request after request."""
-    lengths = (end - start).long()
+    """Row and column in `req_to_token` of every position from start to end, request after request; as [n, 1] and
+    [n, length] where all lengths are the same, as they mostly are when a step of decoding begins."""
+    lengths, start = (end - start).long(), start.long()
+    first, *others = lengths.tolist() or [0]
+    if all(length == first for length in others):
+        return req_pool_indices.long()[:, None], start[:, None] + torch.arange(first)
     total = torch.repeat_interleave(lengths.cumsum(0) - lengths, lengths)
-    columns = torch.repeat_interleave(start.long(), lengths) + torch.arange(len(total)) - total
+    columns = torch.repeat_interleave(start, lengths) + torch.arange(len(total)) - total
     return torch.repeat_interleave(req_pool_indices.long(), lengths), columns
 
 
@@ -37,14 +41,14 @@ def assign_req_to_token_pool(req_pool_indices: torch.Tensor, req_to_token: torch
                              end_offset: torch.Tensor, out_cache_loc: torch.Tensor, pool_len: int) -> None:
     """Write new cache locations into `req_to_token` [slots, pool_len], from start to end of each request."""
     rows, columns = _windows(req_pool_indices, start_offset, end_offset)
-    req_to_token[rows, columns] = out_cache_loc[: len(rows)].to(req_to_token.dtype)
+    req_to_token[rows, columns] = out_cache_loc[: columns.numel()].to(req_to_token.dtype).view(columns.shape)
 
 
 def assign_extend_cache_locs(req_pool_indices: torch.Tensor, req_to_token: torch.Tensor, start_offset: torch.Tensor,
                              end_offset: torch.Tensor, out_cache_loc: torch.Tensor, pool_len: int) -> None:
     """Read the cache locations from start to end of each request into `out_cache_loc`, one request after another."""
     rows, columns = _windows(req_pool_indices, start_offset, end_offset)
-    out_cache_loc[: len(rows)] = req_to_token[rows, columns].to(out_cache_loc.dtype)
+    out_cache_loc[: columns.numel()] = req_to_token[rows, columns].to(out_cache_loc.dtype).flatten()
 
 
 def assign_draft_cache_locs_contiguous(req_pool_indices: torch.Tensor, req_to_token: torch.Tensor,

@@ -6,6 +6,8 @@ from collections.abc import Collection
 from typing import Protocol
 
 _SHARE = 0.015  # of the time, that probes may lose
+_PATIENCE = 8.0  # probes refused in a row that halve the share
+_LEAST = 0.5  # of the share, that is left however many are refused
 _SAVED = 4.0  # plain steps that may be saved up for a probe, and overdrawn until a draft is refused
 _OVERDRAWN = 8.0  # plain steps that may be overdrawn by a probe that goes well
 
@@ -35,6 +37,7 @@ class Probes:
         self._step = 0.0  # seconds of a plain step
         self._price = 0.0  # seconds that the last probe that was asked for may lose
         self._fresh = True  # no draft was refused yet
+        self._refused = 0  # probes in a row
         self._running: dict[Probed, tuple[float, float]] = {}  # not judged yet: seconds, `behind` when it began
         self._whole = self._judged = 0  # drafts of the last probe that were accepted as a whole, and all
         self._going_well = False
@@ -46,6 +49,7 @@ class Probes:
         if self._credit >= 0 and self._dear(self._price):
             self._savings = min(self._savings + earned, max(self._price, self._savings))
         else:
+            earned *= max(_PATIENCE / (_PATIENCE + self._refused), _LEAST)
             self._credit = min(self._credit + earned, max(_SAVED * seconds, self._credit))
 
     def rescale(self, seconds: float) -> None:
@@ -64,9 +68,10 @@ class Probes:
                 self._give_back(seconds * min(request.behind / behind, 1.0))
         self._going_well = self._judged > 0 and 2 * self._whole >= self._judged
         if self._going_well:
-            self.count, self.length = 2 * self.count, 2 * self.length
+            self.count, self.length, self._refused = 2 * self.count, 2 * self.length, 0
         else:
             self.count = self.length = 1
+            self._refused += self._judged > 0
         self._running = {}
         self._whole = self._judged = 0
         return self._going_well

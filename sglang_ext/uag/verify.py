@@ -67,13 +67,26 @@ class Chains:
         steps = torch.arange(self.width, device=seq_lens.device)
         return (seq_lens.long()[:, None] + steps).flatten()
 
+    def slots(self, table: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """[n * width] int64, the KV slots that the engine holds for these positions.
+
+        Args:
+            table: [requests, positions] int, the engine's slots of every request.
+            rows: [n] int, each request's row of it.
+            positions: [n * width] int64.
+        """
+        return table[rows[:, None], positions.view(self.tokens.shape)].flatten().long()
+
     def links(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The chain as the tree that sglang's structures describe: index, next token and next sibling, [n, width]."""
         n, width = self.tokens.shape
         steps = torch.arange(width, device=self.tokens.device)
         index = torch.arange(n * width, device=self.tokens.device).view(n, width)
+        none = torch.full_like(index, -1)
+        if width == 1:
+            return index, none, none
         follows = steps + 1 < self.lengths[:, None]
-        return index, torch.where(follows, steps + 1, -1), torch.full_like(index, -1)
+        return index, torch.where(follows, steps + 1, -1), none
 
     def accept(self, sampled: torch.Tensor) -> torch.Tensor:
         """How many samples stand in the output: the drafts that agree, and the one after them.
@@ -84,6 +97,8 @@ class Chains:
         Returns:
             [n] int32, 1 to `lengths`.
         """
+        if self.width == 1:
+            return torch.ones_like(self.lengths, dtype=torch.int32)
         after = torch.arange(1, self.width, device=sampled.device)
         agrees = self.tokens[:, 1:] == sampled.view(self.tokens.shape)[:, :-1]
         agrees &= after < self.lengths[:, None]
@@ -137,9 +152,12 @@ def sample(sampler: Any, info: Any, logits_output: Any, chains: Chains, position
     _transform(logits, info, chains)
     if mask is not None:
         mask(logits)
-    sampled_from = logits[chains.rows] if keep_logits or len(chains.rows) < len(logits) else logits
-    drawn = sampler(LogitsProcessorOutput(next_token_logits=sampled_from), _expanded(info, chains.owners), False, [],
-                    [], positions[chains.rows])
+    padded = len(chains.rows) < len(logits)
+    sampled_from = logits[chains.rows] if keep_logits or padded else logits
+    drawn = sampler(LogitsProcessorOutput(next_token_logits=sampled_from), _expanded(info, chains), False, [], [],
+                    positions[chains.rows] if padded else positions)
+    if not padded:
+        return drawn.int()
     sampled = torch.full_like(chains.tokens, PAD, dtype=torch.int32).flatten()
     sampled[chains.rows] = drawn.int()
     return sampled
@@ -152,16 +170,15 @@ def _transform(logits: torch.Tensor, info: Any, chains: Chains) -> None:
     """
     from sglang.srt.layers.sampler import apply_custom_logit_processor
 
-    penalties = replace(info)
-    if penalties.acc_additive_penalties is None and penalties.acc_scaling_penalties is None:
-        orchestrator = penalties.penalizer_orchestrator
-        if orchestrator is not None and orchestrator.is_required:
-            penalties.update_penalties()
     roots = logits.view(*chains.tokens.shape, -1)[:, 0]
-    first = replace(penalties, penalizer_orchestrator=None, grammar_mask=None, logit_bias=None)
-    if first.acc_additive_penalties is not None or first.acc_scaling_penalties is not None:
+    counted = info.acc_additive_penalties is not None or info.acc_scaling_penalties is not None
+    orchestrator = info.penalizer_orchestrator
+    if counted or (orchestrator is not None and orchestrator.is_required):
+        penalties = replace(info)
+        if not counted:
+            penalties.update_penalties()
         changed = roots.clone()
-        first.apply_logits_bias(changed)
+        replace(penalties, penalizer_orchestrator=None, grammar_mask=None, logit_bias=None).apply_logits_bias(changed)
         roots.copy_(changed)
     if info.grammar_mask is not None:
         info.grammar_mask.apply(logits)
@@ -173,8 +190,12 @@ def _transform(logits: torch.Tensor, info: Any, chains: Chains) -> None:
         roots.copy_(changed)
 
 
-def _expanded(info: Any, owners: torch.Tensor) -> Any:
-    """The sampling parameters of `owners` [m]; what `_transform` did is not done again."""
+def _expanded(info: Any, chains: Chains) -> Any:
+    """The sampling parameters of each place; what `_transform` did is not done again."""
+    by_row = info.sampling_mask_batch_indices, info.sampling_support_logprobs_capture_indices
+    if chains.width == 1 and not info.has_custom_logit_processor and all(rows is None for rows in by_row):
+        return info
+    owners = chains.owners
     seed = info.sampling_seed
     return replace(
         info, temperatures=info.temperatures[owners], top_ps=info.top_ps[owners], top_ks=info.top_ks[owners],

@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
-from sglang.kernels.ops.speculative.cache_locs import assign_extend_cache_locs_func
 from sglang.srt.layers.logprob_processor import compute_spec_logprobs
 from sglang.srt.managers.scheduler import GenerationBatchResult
 from sglang.srt.managers.tp_worker import TpModelWorker
@@ -255,9 +254,8 @@ class UagWorker(BaseSpecWorker):
         seq_lens, width, n = batch.seq_lens, chains.width, len(on_host)
         verify_input = self._verifier.input(batch, chains)
         batch.forward_mode, batch.input_ids = ForwardMode.TARGET_VERIFY, chains.input_ids
-        batch.out_cache_loc = assign_extend_cache_locs_func(
-            req_pool_indices=batch.req_pool_indices, req_to_token=batch.req_to_token_pool.req_to_token,
-            start_offset=seq_lens, end_offset=seq_lens + width, batch_size=n, draft_token_num=width, device=self.device)
+        batch.out_cache_loc = chains.slots(batch.req_to_token_pool.req_to_token, batch.req_pool_indices,
+                                           verify_input.positions)
         batch.spec_info = verify_input
         result = self._target_worker.forward_batch_generation(batch, is_verify=True)
         sampled, accept_lens = self._verifier.sample(batch, result.logits_output, chains, on_host, verify_input)
