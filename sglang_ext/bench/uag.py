@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,11 @@ COUNTING = "counting"
 """Kind of prompt: a list of numbers that goes on, as plain text. What small drafts foresee best."""
 DRAWS = 50
 """Most tries for a prompt that was not there before."""
+LEAST = 4
+"""Least prompts of each kind in a load."""
 Prompts = dict[tuple[int, int], list[tuple[str, str]]]
-"""Kind and text of the prompts of a load, by its batch size and repeat: as many of each kind as go into a batch."""
+"""Kind and text of the prompts of a load, by its batch size and repeat: as many of each kind as go into a batch, or
+a few batches if they are small."""
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +49,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batches", type=wholes(1), metavar="N,N,...", help="requests at a time (default: 1 to 16)")
     parser.add_argument("--new", type=whole(2), metavar="N", help="tokens of a response (128; quick: 48)")
     parser.add_argument("--repeats", type=whole(1), metavar="N",
-                        help="loads of each size, after one to warm up (2; quick: 1)")
+                        help="servers of each kind, in turn, with a load of each size after one to warm up (2; quick: "
+                             "1)")
     parser.add_argument("--seed", type=whole(0), default=0, metavar="N", help="of the prompts (default: %(default)s)")
 
 
@@ -68,14 +72,16 @@ def measure(args: argparse.Namespace, record: Run) -> None:
     """
     if args.url:
         record.server("server", "", servers.facts(args.url))
-        _batches(args, record, args.url, "server", _prompts(args, None))
+        _batches(args, record, args.url, "server", _prompts(args, None), range(args.repeats + 1))
         return
     served = resolve(args.demo, args.model_path, args.server_flags)
     prompts = _prompts(args, served)
-    for name, flags in plan(args).items():
-        with servers.serving("ours", [*served.flags, *flags], record.log(name.replace(" ", "-"))) as server:
-            record.server(name, server.command, servers.facts(server.url))
-            _batches(args, record, server.url, name, prompts)
+    for repeat in range(1, args.repeats + 1):  # each on a server of its own: two starts of one server differ
+        for name, flags in plan(args).items():
+            log = record.log(f"{name.replace(' ', '-')}-{repeat}")
+            with servers.serving("ours", [*served.flags, *flags], log) as server:
+                record.server(name, server.command, servers.facts(server.url))
+                _batches(args, record, server.url, name, prompts, (0, repeat))
     if HF in args.ways:
         _transformers(args, record, served, prompts)
 
@@ -125,8 +131,11 @@ def _prompts(args: argparse.Namespace, served: Served | None) -> Prompts:
         seen.add(text)
         return sent
 
-    return {(size, repeat): [(kind, fresh(kind)) for kind in (*KINDS, COUNTING) for _ in range(size)]
-            for size in args.batches for repeat in range(args.repeats + 1)}
+    def load(size: int) -> list[tuple[str, str]]:
+        each = -(-LEAST // size) * size
+        return [(kind, fresh(kind)) for kind in (*KINDS, COUNTING) for _ in range(each)]
+
+    return {(size, repeat): load(size) for size in args.batches for repeat in range(args.repeats + 1)}
 
 
 def counting(chance: random.Random) -> str:
@@ -135,10 +144,12 @@ def counting(chance: random.Random) -> str:
     return f"{name}: " + " ".join(f"{first + i}," for i in range(10))
 
 
-def _batches(args: argparse.Namespace, record: Run, url: str, way: str, prompts: Prompts) -> None:
-    """A batch of each kind of prompt, for every size and repeat; the first repeat warms up."""
+def _batches(args: argparse.Namespace, record: Run, url: str, way: str, prompts: Prompts,
+             repeats: Sequence[int]) -> None:
+    """Batches of each kind of prompt, for every size in each of these repeats; repeat 0 warms up."""
     params = {"temperature": 0, "max_new_tokens": args.new, "ignore_eos": True}
-    for size, repeat in tqdm(prompts, desc=way, unit="load"):
+    loads = [(size, repeat) for repeat in repeats for size in args.batches]
+    for size, repeat in tqdm(loads, desc=f"{way}, repeat {repeats[-1]}", unit="load"):
         asked = prompts[size, repeat]
         for first in range(0, len(asked), size):
             part = asked[first : first + size]
