@@ -31,7 +31,7 @@ COUNTING = "counting"
 DRAWS = 50
 """Most tries for a prompt that was not there before."""
 LEAST = 4
-"""Least prompts of each kind in a load."""
+"""Least prompts of each kind in a load that counts."""
 Prompts = dict[tuple[int, int], list[tuple[str, str]]]
 """Kind and text of the prompts of a load, by its batch size and repeat: as many of each kind as go into a batch, or
 a few batches if they are small."""
@@ -131,11 +131,11 @@ def _prompts(args: argparse.Namespace, served: Served | None) -> Prompts:
         seen.add(text)
         return sent
 
-    def load(size: int) -> list[tuple[str, str]]:
-        each = -(-LEAST // size) * size
+    def load(size: int, repeat: int) -> list[tuple[str, str]]:
+        each = -(-LEAST // size) * size if repeat else size
         return [(kind, fresh(kind)) for kind in (*KINDS, COUNTING) for _ in range(each)]
 
-    return {(size, repeat): load(size) for size in args.batches for repeat in range(args.repeats + 1)}
+    return {(size, repeat): load(size, repeat) for size in args.batches for repeat in range(args.repeats + 1)}
 
 
 def counting(chance: random.Random) -> str:
