@@ -129,11 +129,12 @@ def test_a_peer_is_measured_in_its_own_spelling(told_server: servers.Server, tmp
 
 
 def test_an_interrupt_leaves_no_server_and_keeps_what_was_measured(tmp_path: Path) -> None:
-    """SIGTERM takes the way of Ctrl-C."""
+    """SIGTERM takes the way of Ctrl-C, even where a shell that put the run in the background has that ignored."""
     out = tmp_path / "out"
     command = [sys.executable, "-m", "sglang_ext.bench", "budget", "--requests", "4000", "--concurrency", "4",
                "--budgets", "8,16", "--out", str(out)]
-    process = subprocess.Popen(command, cwd=servers.ROOT, env=servers.environment(), stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, cwd=servers.ROOT, env=servers.environment(), stderr=subprocess.PIPE, text=True,
+                               preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN))
     try:
         children = wait_for_rows(process, out / "results.jsonl", 5)
         process.terminate()

@@ -97,8 +97,9 @@ def _report(folder: Path) -> int:
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """SIGTERM ends a run as Ctrl-C does: in an orderly way, servers first."""
-    previous = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    """SIGTERM ends a run as Ctrl-C does: in an orderly way, servers first; in the background too, where a shell has
+    SIGINT ignored."""
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     finally:
