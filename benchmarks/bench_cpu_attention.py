@@ -50,24 +50,17 @@ def _log_path(name: str) -> Path:
 class Bench:
     """Servers and a source of prompts that no cache has seen.
 
-    Args:
-        model: folder of the model.
-        flags: of each server, by its name.
-        variables: environment variables of some servers.
-
     Attributes:
         start_seconds: by server, until its first answer; they start at once.
     """
 
-    def __init__(self, model: str, flags: Mapping[str, Sequence[str]] = FLAGS,
-                 variables: Mapping[str, Mapping[str, str]] | None = None) -> None:
+    def __init__(self, model: str, flags: Mapping[str, Sequence[str]] = FLAGS) -> None:
         self._chance = random.Random(time.time_ns())
         self._ports = {name: free_port() for name in flags}
         self.start_seconds: dict[str, float] = {}
         common = ["--model-path", model, "--dtype", "bfloat16", "--max-total-tokens", "24000", "--log-level", "error"]
         launch = [sys.executable, str(ROOT / "launch.py"), *common]
         self._servers = {name: subprocess.Popen([*launch, "--port", str(port), *flags[name]],
-                                                env={**os.environ, **(variables or {}).get(name, {})},
                                                 stdout=_log_path(name).open("wb"), stderr=subprocess.STDOUT)
                          for name, port in self._ports.items()}
         begin = time.monotonic()

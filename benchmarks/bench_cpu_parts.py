@@ -1,12 +1,10 @@
-"""Parts of the CPU engine: products on plain and on packed weights, decoding under torch.compile, and huge pages.
+"""Parts of the CPU engine: products on plain and on packed weights, and decoding under torch.compile.
 
     python benchmarks/bench_cpu_parts.py products [--seconds 0.2]
     python benchmarks/bench_cpu_parts.py compiled [--rounds 3]
-    python benchmarks/bench_cpu_parts.py pages [--rounds 3]
 
-Products are of the shapes of SmolLM2-135M, one thread, its processor time. The others decode on two servers in turn:
-compiled with sglang's CPU graph runner and without, pages with memory on huge pages and without. Appends one JSON
-object to benchmarks/results/cpu_parts.jsonl.
+Products are of the shapes of SmolLM2-135M, one thread, its processor time. Compiled is sglang's CPU graph runner
+against the same server without, alternating. Appends one JSON object to benchmarks/results/cpu_parts.jsonl.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from bench_cpu_attention import BATCHED, DECODED, FLAGS, RESULTS, Bench, cpu_model
+from bench_cpu_attention import BATCHED, FLAGS, RESULTS, Bench, cpu_model
 
 SHAPES = ((960, 576), (576, 576), (3072, 576), (576, 1536), (49152, 576))
 """Outputs and inputs: queries, keys and values; output of attention; up and gate; down; head."""
@@ -61,48 +59,28 @@ def _median(call: Callable[[], Any], seconds: float) -> float:
 
 
 def compiled(rounds: int) -> dict[str, Any]:
-    """Decoding with and without sglang's CPU graph runner."""
-    return _compared({BATCHED: FLAGS[BATCHED], COMPILED: [*FLAGS[BATCHED], *GRAPHS]}, {}, (1,), rounds)
-
-
-def pages(rounds: int) -> dict[str, Any]:
-    """Decoding with memory on pages of 4 KiB and of 2 MiB."""
-    from sglang_ext.cpu.huge_pages import VARIABLE
-
-    small, huge = "small pages", "huge pages"
-    return _compared(dict.fromkeys((small, huge), FLAGS[BATCHED]), {small: {VARIABLE: "0"}, huge: {VARIABLE: "1"}},
-                     tuple(DECODED), rounds)
-
-
-def _compared(flags: dict[str, list[str]], variables: dict[str, dict[str, str]], batches: tuple[int, ...],
-              rounds: int) -> dict[str, Any]:
-    """Seconds until the first answer, and tokens a second by batch size; a ratio, of the second server to the first, is
-    the median of the rounds'."""
+    """Seconds until the first answer, and tokens a second at batch 1; the ratio is the median of the rounds'."""
     from sglang_ext.demo.smollm2 import smollm2
 
-    first, second = flags
-    bench = Bench(str(smollm2()), flags, variables)
+    bench = Bench(str(smollm2()), {BATCHED: FLAGS[BATCHED], COMPILED: [*FLAGS[BATCHED], *GRAPHS]})
     try:
-        for engine in flags:
-            bench.decode_rate(engine, batches[0])
-        rates = {batch: [{engine: bench.decode_rate(engine, batch) for engine in flags} for _ in range(rounds)]
-                 for batch in batches}
+        for engine in (BATCHED, COMPILED):
+            bench.decode_rate(engine, 1)
+        rates = [{engine: bench.decode_rate(engine, 1) for engine in (BATCHED, COMPILED)} for _ in range(rounds)]
     finally:
         bench.close()
-    return {"start_seconds": bench.start_seconds, "decode_tokens_per_second": rates,
-            "ratio": {batch: round(statistics.median(rate[second] / rate[first] for rate in found), 2)
-                      for batch, found in rates.items()}}
+    return {"start_seconds": bench.start_seconds, "decode_tokens_per_second_batch_1": rates,
+            "ratio": round(statistics.median(rate[COMPILED] / rate[BATCHED] for rate in rates), 2)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=("products", "compiled", "pages"))
+    parser.add_argument("part", choices=("products", "compiled"))
     parser.add_argument("--seconds", type=float, default=0.2, help="for each product")
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
     load = round(os.getloadavg()[0], 2)
-    measured = {"products": partial(products, arguments.seconds), "compiled": partial(compiled, arguments.rounds),
-                "pages": partial(pages, arguments.rounds)}[arguments.part]()
+    measured = products(arguments.seconds) if arguments.part == "products" else compiled(arguments.rounds)
     record = {"date": date.today().isoformat(), "part": arguments.part, "cpu": cpu_model(), "load_before": load,
               "cores": len(os.sched_getaffinity(0)), "threads": os.environ.get("OMP_NUM_THREADS", "one a core"),
               "torch": torch.__version__, "measured": measured}

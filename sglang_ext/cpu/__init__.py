@@ -56,7 +56,6 @@ def register_attention() -> None:
 
     def create(model_runner: Any) -> Any:
         from .attention import BatchedAttention
-        from .huge_pages import collapse_in_background
         from .light import lighten
         from .packed import pack_weights
 
@@ -67,7 +66,6 @@ def register_attention() -> None:
             raise SystemExit(2) from None
         pack_weights(model_runner)
         lighten(model_runner)
-        collapse_in_background()
         return backend
 
     add_attention_choice()
