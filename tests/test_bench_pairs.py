@@ -93,6 +93,11 @@ def test_speed_is_compared_within_an_engine() -> None:
     assert sped["uag small"] == {1: 4.0}
     assert made.summary["ways"]["uag small"]["speed_up_by_kind"] == {"chat": 4.0, "numbers": 4.0}
     assert sped["transformers assisted small"] == {1: 0.5}
+    over = {way: values["over_assisted"] for way, values in made.summary["ways"].items()}
+    assert {way for way, of in over.items() if of} == {"uag small"}
+    uag_speed, hf_speed = (made.summary["ways"][way]["tokens_per_second"][1]
+                           for way in ("uag small", "transformers assisted small"))
+    assert over["uag small"] == {1: uag_speed / hf_speed}
     assert [plot.name for plot in made.plots] == ["speed", "speed-up", "positions", "kinds", "speed-up-by-kind",
                                                      "causes"]
     rounds = next(table for table in made.tables if "round" in table.title)

@@ -107,6 +107,19 @@ def test_three_hundred_requests(tight_server: servers.Server, target: Path) -> N
     assert drafts["forced"] > 100
 
 
+def test_requests_that_end_with_their_first_token_leave_their_places(tight_server: servers.Server) -> None:
+    """sglang tells a worker of those that end while they decode, not of these."""
+    ask = {"text": "<think>\n", "sampling_params": {"temperature": 0, "max_new_tokens": 1}}
+    first = tight_server.generate(**ask)["output_ids"]
+    stopped = {"temperature": 0, "max_new_tokens": 40, "stop_token_ids": first}
+    places = 16
+    for params in (ask["sampling_params"], stopped):
+        for result in tight_server.generate_all([{**ask, "sampling_params": params}] * (places + 4)):
+            assert result["output_ids"] == first
+    long = {**ask, "sampling_params": {"temperature": 0, "max_new_tokens": 40, "ignore_eos": True}}
+    assert tight_server.generate(**long)["meta_info"]["uag"]["proposed"] > 0
+
+
 def test_nothing_is_left_behind(tight_server: servers.Server) -> None:
     """Of both pools: sglang checks the target's when it is idle, the worker its own when the caches are emptied."""
     assert flushed(tight_server)

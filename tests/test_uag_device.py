@@ -14,9 +14,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sglang.srt.model_executor.cuda_graph_config import Backend, Phase
 from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
+from sglang_ext.uag import worker
 from sglang_ext.uag.verify import PAD, Chains, _expanded, accept_index, full_mask, sample
 
 VOCAB = 50
@@ -228,3 +230,18 @@ def test_fake_tensors_notice_a_wait_and_a_mixture(monkeypatch: pytest.MonkeyPatc
             laid.lengths.tolist()
         with pytest.raises(Exception, match="same device"):
             laid.accept(torch.empty(2, dtype=torch.int32))
+
+
+@pytest.mark.parametrize(("device", "backends", "graphs", "fixed"), [
+    ("cpu", ("torch_batched", "torch_batched"), False, False),
+    ("cuda", ("flashinfer", "triton"), False, False),
+    ("cuda", ("flashinfer", "triton"), True, True),
+    ("cuda", ("fa3", "triton"), False, True),
+])
+def test_when_every_verification_has_the_same_width(device: str, backends: tuple[str, str], graphs: bool, fixed: bool,
+                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU: with graphs, which were captured for one, or an attention that was set up for one."""
+    monkeypatch.setattr(worker, "attention_backends", lambda: backends)
+    monkeypatch.setattr(worker, "check_cuda_graph_backend",
+                        lambda phase, backend: (phase, backend) == (Phase.DECODE, Backend.DISABLED) and not graphs)
+    assert worker.needs_fixed_width(device) is fixed

@@ -17,14 +17,14 @@ from .errors import BenchError
 from .models import Served, resolve
 from .options import choices, whole, wholes
 from .record import Run
-from .uag_page import HF, HF_ASSISTED, HF_PLAIN, PLAIN, REPORT, page
+from .uag_page import HF, HF_ASSISTED, HF_PLAIN, PLAIN, REPORT, UAG, page
 
 __all__ = ["FULL", "HELP", "QUICK", "add_flags", "check", "measure", "page"]
 
 HELP = "draft pairs against no speculation, NGRAM and transformers' assisted generation"
 QUICK = {"batches": [1, 4], "repeats": 1, "new": 48}
 FULL = {"batches": [1, 4, 8, 16], "repeats": 2, "new": 128}
-NGRAM, UAG, FIXED = "ngram", "uag", "uag-fixed"
+NGRAM, FIXED = "ngram", "uag-fixed"
 WAYS = (PLAIN, NGRAM, UAG, FIXED, HF)
 COUNTING = "counting"
 """Kind of prompt: a list of numbers that goes on, as plain text. What small drafts foresee best."""

@@ -12,7 +12,7 @@ from .record import Record
 from .report import Page, Plot, Table
 
 T = TypeVar("T")
-PLAIN, HF = "plain", "transformers"
+PLAIN, UAG, HF = "plain", "uag", "transformers"
 HF_PLAIN, HF_ASSISTED = f"{HF} plain", f"{HF} assisted"
 REPORT = "uag"
 """Key of `meta_info` under which a server with a draft of another tokenizer tells what it did."""
@@ -136,6 +136,10 @@ def page(record: Record) -> Page:
         values["speed_up_by_kind"] = {kind: speed / by_kind[kind] for kind, speed
                                       in values["tokens_per_second_by_kind"].items()
                                       if kind in by_kind and way != base_of(way)}
+        engine, _, draft = way.partition(" ")
+        assisted = found.get(f"{HF_ASSISTED} {draft}", {}).get("tokens_per_second", {}) if engine == UAG else {}
+        values["over_assisted"] = {size: speed / alone for alone in assisted.values()
+                                   for size, speed in values["tokens_per_second"].items()}
     out = Page("Drafts of another tokenizer",
                f"Greedy responses of {flags['new']} tokens, verified {flags['draft_tokens']} positions at a time. "
                "Speed is compared with no speculation: sglang's with sglang's, transformers' with transformers'.",
@@ -228,6 +232,12 @@ def _tables(found: dict[str, Any], sizes: list[int]) -> list[Table]:
     if drafting:
         out.append(Table("Accepted of the tokens that were drafted, at all batch sizes", ["way", *kinds],
                          [[way, *(_percent(of.get(k)) for k in kinds)] for way, of in drafting.items()]))
+    over = {way: v["over_assisted"] for way, v in found.items() if v["over_assisted"]}
+    if over:
+        out.append(Table("Tokens a second, in times transformers' assisted generation with the same draft",
+                         ["way", *(f"at {size}" for size in sizes)],
+                         [[way, *(of.get(size) for size in sizes)] for way, of in over.items()],
+                         "transformers takes one request at a time, whatever the load."))
     rounds = {way: v["round"] for way, v in found.items() if v["round"]}
     if rounds:
         names = list(dict.fromkeys(name for of in rounds.values() for name in of))
