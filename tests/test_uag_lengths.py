@@ -104,6 +104,17 @@ def test_a_hopeless_pair_stops_paying_within_the_first_tokens(batch: int) -> Non
     assert sum(map(max, lengths[:40])) <= 6
 
 
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("prompt", [20, 60, 300])
+def test_a_start_on_a_busy_machine_is_forgotten(batch: int, prompt: int) -> None:
+    """Everything is slow at first, and reading prompts most of all."""
+    control = LengthControl(8)
+    busy = Machine(plain=3.0, extend=0.4, step=0.3, token=0.3)
+    serve(busy, lambda request, token: 0.3, batch, 90, control=control, prompt=prompt, response=96)
+    lengths = serve(GPU, lambda request, token: 0.95, batch, 2000, control=control, prompt=prompt, response=96).lengths
+    assert sum(any(now) for now in lengths[-500:]) > 450
+
+
 @pytest.mark.parametrize("machine", MACHINES, ids=NAMES)
 @pytest.mark.parametrize("batch", [1, 4, 16])
 def test_what_a_hopeless_pair_costs_in_the_long_run(machine: Machine, batch: int) -> None:

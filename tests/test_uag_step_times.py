@@ -93,6 +93,20 @@ def test_long_reads_are_on_the_line_of_shorter_ones(slope: float) -> None:
     assert times.of("draft_extend", 2, 1024) == pytest.approx(truth(2048), rel=0.4)
 
 
+def test_a_bad_moment_of_one_extension_is_believed_when_it_lasts() -> None:
+    """An extension that seems too dear is not tried again, so nobody would learn better."""
+    times = StepTimes(Costs())
+    for _ in range(4):
+        times.add("plain", 1, 1, 0.02)
+        times.add("draft_extend", 1, 1, 0.0025)
+    for _ in range(3):
+        times.add("draft_extend", 1, 64, 0.3)
+        assert times.of("draft_extend", 1, 64) < 0.02
+        assert times.of("draft_extend", 1, 40) < 0.02
+    times.add("draft_extend", 1, 64, 0.3)
+    assert times.of("draft_extend", 1, 64) == pytest.approx(0.3)
+
+
 def test_ids_of_a_bucket_have_their_part_of_it() -> None:
     times = StepTimes(Costs())
     times.add("draft_extend", 1, 1025, 0.02)

@@ -140,7 +140,7 @@ class StepTimes:
         measured = self._seen[kind]
         if (batch, width) in measured:
             verified = [times for (n, _), times in self._seen["verify"].items() if n == batch and kind == "plain"]
-            return min(median(times) for times in (measured[batch, width], *verified))  # plain steps are no dearer
+            return min([self._known(kind, (batch, width)), *map(median, verified)])  # plain steps are no dearer
         if kind == "draft_step" and self._seen["draft_extend"]:  # a step costs no more than reading one id
             return min(self._scaled(kind, batch, width), self._nearest("draft_extend", batch, 1))
         return self._scaled(kind, batch, width)
@@ -151,10 +151,23 @@ class StepTimes:
         if not measured:
             return wanted * self._unit(_ORDER[kind], 1.0)
         near = min(measured, key=lambda k: abs(log2(k[0] / batch)) + abs(log2(k[1] / width)))
-        guess = median(measured[near]) * wanted / self._costs.of(kind, near[0] * near[1])
+        guess = self._known(kind, near) * wanted / self._costs.of(kind, near[0] * near[1])
         if kind == "verify":
             return max(guess, self._beyond(batch, width))
         return self._on_line(batch * width, guess) if kind == "draft_extend" else guess
+
+    def _known(self, kind: Kind, shape: tuple[int, int]) -> float:
+        """Seconds of a shape that was measured. An extension that was measured once or twice may have had a bad moment,
+        and is not repeated while it is thought so dear: it is believed up to a few times what others tell."""
+        measured = self._seen[kind]
+        found = median(measured[shape])
+        often = [k for k, times in measured.items() if len(times) >= _ENOUGH]
+        if kind != "draft_extend" or shape in often or not often:
+            return found
+        tokens = shape[0] * shape[1]
+        near = min(often, key=lambda k: abs(log2(k[0] * k[1] / tokens)))
+        cost = self._costs.of(kind, tokens) / self._costs.of(kind, near[0] * near[1])
+        return min(found, _FIRST * median(measured[near]) * cost)
 
     def _beyond(self, batch: int, width: int) -> float:
         """Seconds of a verification wider than any of this batch, on the line from a plain step through the widest."""
@@ -172,8 +185,8 @@ class StepTimes:
         guessed from the target's steps, if that is less.
         """
         known: dict[int, list[float]] = {}
-        for (batch, width), seconds in self._seen["draft_extend"].items():
-            known.setdefault(batch * width, []).append(median(seconds))
+        for batch, width in self._seen["draft_extend"]:
+            known.setdefault(batch * width, []).append(self._known("draft_extend", (batch, width)))
         shortest, longest = min(known), max(known)
         if tokens * _APART < shortest:
             return min(guess, self._costs.of("draft_extend", tokens) * self._unit(("plain", "verify"), inf))
