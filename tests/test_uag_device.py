@@ -202,6 +202,19 @@ def test_a_step_stays_on_the_device(step: str, monkeypatch: pytest.MonkeyPatch) 
     assert all(map(on_cuda, tensors))
 
 
+def test_a_round_without_drafts_stays_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    sampler = ArgmaxSampler()
+    with fake_cuda(monkeypatch):
+        laid = Chains.of([[1], [3], [4]], 1, "cuda")
+        where = laid.positions(torch.empty(3, dtype=torch.int64, device="cuda"))
+        logits = torch.empty(3, VOCAB, dtype=torch.bfloat16, device="cuda")
+        drawn = sample(sampler, sampling_info(3, "cuda"), SimpleNamespace(next_token_logits=logits), laid, where, None,
+                       False)
+        made = (drawn, laid.accept(drawn), *laid.links(), laid.tokens, laid.lengths, laid.rows, laid.owners)
+    assert sampler.logits is logits
+    assert all(map(on_cuda, made))
+
+
 @pytest.mark.parametrize("keep_logits", [False, True])
 def test_sampling_stays_on_the_device(keep_logits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     masked: list[torch.Tensor] = []

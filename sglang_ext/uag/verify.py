@@ -42,15 +42,16 @@ class Chains:
         Args:
             chains: [n], each 1 to `width` ids.
         """
+        if width == 1:
+            tokens = _sent([token for (token,) in chains], device)
+            places = torch.arange(len(chains), device=tokens.device)
+            return cls(tokens[:, None], torch.ones_like(tokens), places, places)
         lengths = [len(chain) for chain in chains]
         flat = [token for chain in chains for token in (*chain, *[PAD] * (width - len(chain)))]
         rows = [i * width + j for i, length in enumerate(lengths) for j in range(length)]
         owners = [i for i, length in enumerate(lengths) for _ in range(length)]
-        host = torch.tensor([*flat, *lengths, *rows, *owners], dtype=torch.int64)
-        if torch.device(device).type == "cuda" and torch.cuda.is_available():
-            host = host.pin_memory()
         sizes = [len(flat), len(lengths), len(rows), len(owners)]
-        tokens, lens, where, who = host.to(device, non_blocking=True).split(sizes)
+        tokens, lens, where, who = _sent([*flat, *lengths, *rows, *owners], device).split(sizes)
         return cls(tokens.view(len(chains), width), lens, where, who)
 
     @property
@@ -105,6 +106,14 @@ class Chains:
         return (1 + agrees.int().cumprod(1).sum(1)).int()
 
 
+def _sent(values: Sequence[int], device: torch.device | str) -> torch.Tensor:
+    """Numbers of the host as int64 on a device, in one transfer that nothing waits for."""
+    host = torch.tensor(values, dtype=torch.int64)
+    if torch.device(device).type == "cuda" and torch.cuda.is_available():
+        host = host.pin_memory()
+    return host.to(device, non_blocking=True)
+
+
 def accept_index(accept_lens: torch.Tensor, width: int) -> torch.Tensor:
     """[n, width] int32, places of the accepted samples in the flat [n * width], -1 behind them."""
     steps = torch.arange(width, device=accept_lens.device)
@@ -118,10 +127,7 @@ def full_mask(seq_lens: Sequence[int], width: int, device: torch.device | str) -
     Args:
         seq_lens: [n] tokens before the chain, on the host.
     """
-    lens = torch.tensor(seq_lens, dtype=torch.int64)
-    if torch.device(device).type == "cuda" and torch.cuda.is_available():
-        lens = lens.pin_memory()
-    lens = lens.to(device, non_blocking=True)
+    lens = _sent(seq_lens, device)
     columns = lens + width
     starts = (columns.cumsum(0) - columns) * width
     row, later = torch.triu_indices(width, width, 1, device=device)
