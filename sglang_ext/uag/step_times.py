@@ -161,8 +161,10 @@ class StepTimes:
         and is not repeated while it is thought so dear: it is believed up to a few times what others tell."""
         measured = self._seen[kind]
         found = median(measured[shape])
+        if kind != "draft_extend" or len(measured[shape]) >= _ENOUGH:
+            return found
         often = [k for k, times in measured.items() if len(times) >= _ENOUGH]
-        if kind != "draft_extend" or shape in often or not often:
+        if not often:
             return found
         tokens = shape[0] * shape[1]
         near = min(often, key=lambda k: abs(log2(k[0] * k[1] / tokens)))
