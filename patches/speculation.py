@@ -1,10 +1,12 @@
-"""What is told of drafts by UAG, to clients and in sglang's own metrics: sglang counts padding as proposed, and knows
-one width only."""
+"""UAG within sglang's own bookkeeping: what is told of drafts, as sglang counts padding as proposed and knows one width
+only, and when slots are taken for them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
+
+from sglang_ext.uag.algorithm import NAME
 
 UAG_KEY = "uag"
 
@@ -51,3 +53,14 @@ def report_decode_stats(original: Callable[..., None], self: Any, *args: Any, **
     if not self.spec_num_forward_ct:  # it was time for a report
         self.uag_proposed = 0
     return None
+
+
+def alloc_for_spec_decode(original: Callable[..., None], *args: Any, reqs: Sequence[Any], batch: Any = None,
+                          **kwargs: Any) -> None:
+    """Take no slots as long as every request has those of a widest verification. sglang keeps twice as many, for a
+    round in flight under overlap scheduling, and so takes some in each round; without it nothing is in flight."""
+    if batch is not None and batch.spec_algorithm.name == NAME and not batch.enable_overlap:
+        width = batch.spec_info.draft_token_num
+        if all(req.kv.kv_allocated_len - req.kv.kv_committed_len >= width for req in reqs):
+            return
+    original(*args, reqs=reqs, batch=batch, **kwargs)

@@ -259,6 +259,12 @@ HOOKS = (
         "watermark_full_mask",
     ),
     Hook(
+        "speculative.eagle_utils.alloc_for_spec_decode", speculation.alloc_for_spec_decode,
+        "a round without drafts is to cost no more than a plain one; preparing a round is sglang's own",
+        "tree_cache, req_to_token_pool, *, reqs, req_pool_indices, cur_kv_lens, cur_kv_lens_cpu, nxt_kv_lens, "
+        "nxt_kv_lens_cpu, num_needed_tokens, batch",
+    ),
+    Hook(
         "model_executor.cpu_graph_runner.register_fake_ops", cpu_graph.register_fake_ops,
         "the published wheel has no CPU operators to describe to torch.compile, and the runner describes them anyway",
         "tp_size",

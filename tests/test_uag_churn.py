@@ -39,17 +39,18 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_spoken_model(tmp_path_factory.mktemp("target"))
 
 
-@pytest.fixture(scope="module")
-def tight_server(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
-    """Pools that do not hold the requests to their end, and some taken off in any case; small chunks, and decoding
-    that runs ahead of the host."""
+@pytest.fixture(scope="module", params=["1", "0"], ids=["overlapped", "in_turn"])
+def tight_server(request: pytest.FixtureRequest, target: Path,
+                 tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
+    """Pools that do not hold the requests to their end, and some taken off in any case; small chunks; with decoding
+    that runs ahead of the host, and without."""
     draft = build_spoken_draft(tmp_path_factory.mktemp("draft"))
     server = servers.launch("--model-path", str(target), "--reasoning-parser", "qwen3", "--dtype", "float32",
                             "--speculative-algorithm", "UAG", "--speculative-draft-model-path", str(draft),
                             "--speculative-num-draft-tokens", "6", "--uag-lengths", "fixed", "--max-total-tokens",
                             "400", "--schedule-conservativeness", "0.01", "--chunked-prefill-size", "16",
                             "--max-running-requests", "16", "--enable-priority-scheduling", SGLANG_TEST_RETRACT="1",
-                            SGLANG_TEST_RETRACT_INTERVAL="7", SGLANG_EXT_UAG_OVERLAP="1")
+                            SGLANG_TEST_RETRACT_INTERVAL="7", SGLANG_EXT_UAG_OVERLAP=request.param)
     try:
         yield server
     finally:

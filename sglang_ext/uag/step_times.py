@@ -79,7 +79,9 @@ class StepTimes:
         self._doubt()
         if kind == "verify" and key not in self._forgotten:
             self._rare[key] = self._count
-        seconds = max(seconds, _SHORTEST) * self._share(kind, *key) / self._share(kind, key[0], width)
+        seconds = max(seconds, _SHORTEST)
+        if key[1] != width:
+            seconds *= self._share(kind, *key) / self._share(kind, key[0], width)
         known = self._seen[kind].get(key)
         if known is None:
             known_model = any(self._seen[other] for other in (kind, _ORDER[kind][0]))

@@ -59,12 +59,19 @@ class Chains:
         return self.tokens.shape[1]
 
     @property
+    def padded(self) -> bool:
+        """Whether some chains are shorter than `width`."""
+        return len(self.rows) < self.tokens.numel()
+
+    @property
     def input_ids(self) -> torch.Tensor:
         """[n * width] int64 that can be embedded, padding included."""
-        return self.tokens.clamp(min=0).flatten()
+        return self.tokens.clamp(min=0).flatten() if self.padded else self.tokens.flatten()
 
     def positions(self, seq_lens: torch.Tensor) -> torch.Tensor:
         """[n * width] int64, from [n] tokens before the last confirmed one."""
+        if self.width == 1:
+            return seq_lens.long()
         steps = torch.arange(self.width, device=seq_lens.device)
         return (seq_lens.long()[:, None] + steps).flatten()
 
@@ -76,16 +83,18 @@ class Chains:
             rows: [n] int, each request's row of it.
             positions: [n * width] int64.
         """
+        if self.width == 1:
+            return table[rows, positions].long()
         return table[rows[:, None], positions.view(self.tokens.shape)].flatten().long()
 
     def links(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The chain as the tree that sglang's structures describe: index, next token and next sibling, [n, width]."""
+        none = torch.full_like(self.tokens, -1)
+        if self.width == 1:
+            return self.rows[:, None], none, none
         n, width = self.tokens.shape
         steps = torch.arange(width, device=self.tokens.device)
         index = torch.arange(n * width, device=self.tokens.device).view(n, width)
-        none = torch.full_like(index, -1)
-        if width == 1:
-            return index, none, none
         follows = steps + 1 < self.lengths[:, None]
         return index, torch.where(follows, steps + 1, -1), none
 
@@ -109,7 +118,9 @@ class Chains:
 def _sent(values: Sequence[int], device: torch.device | str) -> torch.Tensor:
     """Numbers of the host as int64 on a device, in one transfer that nothing waits for."""
     host = torch.tensor(values, dtype=torch.int64)
-    if torch.device(device).type == "cuda" and torch.cuda.is_available():
+    if torch.device(device).type == "cpu":
+        return host
+    if torch.cuda.is_available():
         host = host.pin_memory()
     return host.to(device, non_blocking=True)
 
@@ -158,7 +169,7 @@ def sample(sampler: Any, info: Any, logits_output: Any, chains: Chains, position
     _transform(logits, info, chains)
     if mask is not None:
         mask(logits)
-    padded = len(chains.rows) < len(logits)
+    padded = chains.padded
     sampled_from = logits[chains.rows] if keep_logits or padded else logits
     drawn = sampler(LogitsProcessorOutput(next_token_logits=sampled_from), _expanded(info, chains), False, [], [],
                     positions[chains.rows] if padded else positions)

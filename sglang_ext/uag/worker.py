@@ -259,15 +259,17 @@ class UagWorker(BaseSpecWorker):
         batch.spec_info = verify_input
         result = self._target_worker.forward_batch_generation(batch, is_verify=True)
         sampled, accept_lens = self._verifier.sample(batch, result.logits_output, chains, on_host, verify_input)
+        if chains.padded:
+            sampled = sampled.clamp(min=0)
         new_seq_lens = seq_lens + accept_lens
         if batch.return_logprob:
-            compute_spec_logprobs(batch, result.logits_output, sampled.clamp(min=0), chain_stride=width)
+            compute_spec_logprobs(batch, result.logits_output, sampled, chain_stride=width)
         if on_publish is not None:
             on_publish(new_seq_lens)
         batch.forward_mode = ForwardMode.DECODE
         tokens = torch.zeros(n, self.width, dtype=torch.int32, device=self.device)
-        tokens[:, :width] = sampled.view(n, width).clamp(min=0)
-        return self._result(result, sampled.clamp(min=0), tokens, accept_lens, new_seq_lens, width)
+        tokens[:, :width] = sampled.view(n, width)
+        return self._result(result, sampled, tokens, accept_lens, new_seq_lens, width)
 
     def _result(self, forward: Any, next_token_ids: torch.Tensor, accept_tokens: torch.Tensor,
                 accept_lens: torch.Tensor, new_seq_lens: torch.Tensor, width: int) -> GenerationBatchResult:
