@@ -7,7 +7,7 @@ from typing import Protocol
 
 _SHARE = 0.015  # of the time, that probes may lose
 _PATIENCE = 8.0  # probes refused in a row that halve the share, as far as it is credit
-_LEAST = 0.5  # of it, that is left however many are refused
+_LEAST = 0.25  # of it, that is left however many are refused
 _SAVED = 4.0  # plain steps that may be saved up for a probe, and overdrawn until a draft is refused
 _OVERDRAWN = 8.0  # plain steps that may be overdrawn by a probe that goes well
 
