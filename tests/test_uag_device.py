@@ -45,13 +45,17 @@ def test_layout(batch: tuple[list[list[int]], int]) -> None:
     assert laid.input_ids.tolist() == [max(token, 0) for row in padded for token in row]
 
 
-@given(batches(), st.data())
-def test_positions(batch: tuple[list[list[int]], int], data: st.DataObject) -> None:
+@given(batches(), st.sampled_from([torch.int32, torch.int64]), st.data())
+def test_positions(batch: tuple[list[list[int]], int], dtype: torch.dtype, data: st.DataObject) -> None:
+    """They are the forward's own: sglang's Gemma 3 for images adds one to them in place."""
     chains, width = batch
     before = data.draw(st.lists(st.integers(0, 99), min_size=len(chains), max_size=len(chains)))
-    found = Chains.of(chains, width, "cpu").positions(torch.tensor(before, dtype=torch.int32))
+    lengths = torch.tensor(before, dtype=dtype)
+    found = Chains.of(chains, width, "cpu").positions(lengths)
     assert found.dtype == torch.int64
     assert found.tolist() == [length + j for length in before for j in range(width)]
+    found += 1
+    assert lengths.tolist() == before
 
 
 @given(batches(), st.data())

@@ -69,9 +69,9 @@ class Chains:
         return self.tokens.clamp(min=0).flatten() if self.padded else self.tokens.flatten()
 
     def positions(self, seq_lens: torch.Tensor) -> torch.Tensor:
-        """[n * width] int64, from [n] tokens before the last confirmed one."""
+        """[n * width] int64, from [n] tokens before the last confirmed one. Some models write to them in place."""
         if self.width == 1:
-            return seq_lens.long()
+            return seq_lens.to(torch.int64, copy=True)
         steps = torch.arange(self.width, device=seq_lens.device)
         return (seq_lens.long()[:, None] + steps).flatten()
 
