@@ -45,3 +45,11 @@ class Rescan:
         closing = ids[budget : budget + len(close)]
         assert list(closing) == list(close)[: len(closing)], self.text(ids)
         assert self.text(ids).count(self.end) == 1, self.text(ids)
+
+    def check_wall(self, ids: Sequence[int], budget: int, after: bytes = b"\n\n") -> None:
+        """A response that was closed at its wall, whatever it wrote before: the rest of the end marker follows, or all
+        of it where none was begun, and what comes after an end."""
+        before = self.text(ids[:budget])
+        begun = max(n for n in range(len(self.end)) if before.endswith(self.end[:n]))
+        assert self.end not in before, self.text(ids)
+        assert self.text(ids[budget:]).startswith(self.end[begun:] + after), self.text(ids)

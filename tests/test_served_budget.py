@@ -100,13 +100,25 @@ def test_cached_prefix_that_ends_inside_the_block(demo_server: servers.Server, d
 
 def test_two_samples_each_have_their_own_budget(demo_server: servers.Server, demo_tokenizer: Any,
                                                 demo_rescan: Rescan, close: list[int]) -> None:
-    request = body(prompts(demo_tokenizer, 1)[0], 6, new=40, sampling_params={"n": 2, "temperature": 1.0})
+    """Which do not end on their own before: what would begin to is unlikely."""
+    request = body(prompts(demo_tokenizer, 1)[0], 6, new=40, sampling_params={
+        "n": 2, "temperature": 1.0, "logit_bias": {str(close[0]): -100.0}})
     results = demo_server.post("/generate", request).json()
     assert len(results) == 2
     for result in results:
-        assert demo_rescan.thought(result["output_ids"]) == 6 + 2  # two pieces of the marker before its last
-        assert result["output_ids"][6 : 6 + len(close)] == close
+        demo_rescan.check_wall(result["output_ids"], 6)
         assert result["meta_info"]["think"]["tokens"] == 6
+
+
+def test_a_half_written_marker_is_completed(demo_server: servers.Server, demo_tokenizer: Any, demo_rescan: Rescan,
+                                            close: list[int]) -> None:
+    """By a token of the model's own, which the end does not repeat."""
+    request = body(prompts(demo_tokenizer, 1)[0], 5, new=12, sampling_params={"logit_bias": {str(close[0]): 100.0}})
+    result = demo_server.generate(**request)
+    assert result["output_ids"][:5] == close[:1] * 5
+    assert result["output_ids"][5 : 4 + len(close)] == close[1:]
+    demo_rescan.check_wall(result["output_ids"], 5)
+    assert result["meta_info"]["think"]["tokens"] == 5
 
 
 def test_streaming_gives_the_same_ids(demo_server: servers.Server, demo_tokenizer: Any, free: list[list[int]],

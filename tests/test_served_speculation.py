@@ -116,7 +116,9 @@ def test_two_samples_and_a_grammar(speculating_demo: servers.Server, demo_tokeni
     response = speculating_demo.post("/v1/chat/completions", body_)
     assert response.status_code == 200, response.text
     for choice in response.json()["choices"]:
-        assert choice["message"]["content"].replace(" ", "").replace("\n", "") in ('{"n":1}', '{"n":2}')
+        written = "".join(choice["message"]["content"].split())
+        whole = ('{"n":1}', '{"n":2}')
+        assert written in whole or (choice["finish_reason"] == "length" and any(w.startswith(written) for w in whole))
         assert choice["meta_info"]["think"]["tokens"] == 4
 
 
