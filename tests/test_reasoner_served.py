@@ -43,7 +43,7 @@ def chat(server: servers.Server, question: str, **body: Any) -> dict[str, Any]:
     """The choice, without the empty line that stands before an answer; no limit unless one is given."""
     response = server.post("/v1/chat/completions", {
         "model": "reasoner", "messages": [{"role": "user", "content": question}], "max_tokens": 200,
-        "return_meta_info": True, "think_budget": -1, **body})
+        "return_meta_info": True, "think_budget": -1, "temperature": 0, **body})
     assert response.status_code == 200, response.text
     choice: dict[str, Any] = response.json()["choices"][0]
     choice["message"]["content"] = choice["message"]["content"].strip()
