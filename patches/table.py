@@ -11,7 +11,7 @@ from typing import Any
 
 from . import (
     api_contract,
-    cpu_graph,
+    cpu_engine,
     forward_batch,
     launch,
     metrics,
@@ -265,8 +265,14 @@ HOOKS = (
         "nxt_kv_lens_cpu, num_needed_tokens, batch",
     ),
     Hook(
-        "model_executor.cpu_graph_runner.register_fake_ops", cpu_graph.register_fake_ops,
+        "model_executor.cpu_graph_runner.register_fake_ops", cpu_engine.register_fake_ops,
         "the published wheel has no CPU operators to describe to torch.compile, and the runner describes them anyway",
         "tp_size",
+    ),
+    Hook(
+        "distributed.parallel_state.init_model_parallel_group", cpu_engine.init_model_parallel_group,
+        "tensor parallelism on CPUs takes NCCL wherever that can be imported",
+        "group_ranks, local_rank, backend, use_pynccl, use_custom_allreduce, use_message_queue_broadcaster, "
+        "group_name, use_mscclpp, use_torch_symm_mem_allreduce, recovered_rank, rank_offset, max_world_size",
     ),
 )

@@ -27,11 +27,12 @@ def test_a_container_limits_the_cores(tmp_path: Path, text: str, most: int) -> N
     assert usable_cores(tmp_path / "absent") == len(os.sched_getaffinity(0))
 
 
-def test_replicas_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("argv", [["--dp", "1000"], ["--tp=1000"], ["--dp-size", "10", "--tp-size", "100"]])
+def test_ranks_share_the_cores(monkeypatch: pytest.MonkeyPatch, argv: list[str]) -> None:
     for name in ("OMP_NUM_THREADS", "SGLANG_CPU_OMP_THREADS_BIND"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
-    bind_threads(["--dp", "1000"])
+    bind_threads(argv)
     assert os.environ["OMP_NUM_THREADS"] == "1"
     assert os.environ["SGLANG_CPU_OMP_THREADS_BIND"].count("|") == 999
     bind_threads([])

@@ -36,7 +36,7 @@ HINT = "See `python launch.py --help`."
 DRAFT = "--speculative-draft-model-path"
 CASES = {
     "no draft": ([], [DRAFT]),
-    "tensor parallel": ([DRAFT, "{draft}", "--tp", "2"], ["--tp", "tensor parallelism"]),
+    "pipeline parallel": ([DRAFT, "{draft}", "--pp-size", "2"], ["--pp-size", "pipeline parallelism"]),
     "no tokenizer": ([DRAFT, "{draft}", "--skip-tokenizer-init"], ["--skip-tokenizer-init", "tokenizer"]),
     "width of one": ([DRAFT, "{draft}", "--speculative-num-draft-tokens", "1"],
                      ["--speculative-num-draft-tokens 1", "2 to 64"]),

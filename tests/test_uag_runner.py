@@ -146,7 +146,7 @@ def main(target: str, draft: str, *flags: str) -> None:
     pair, runner = Pair.load(worker.tokenizer, worker.model_runner.model_config), DraftRunner(args, 0, port, 1)
     memory = psutil.virtual_memory()
     psutil.virtual_memory = lambda: memory  # what else runs on this machine must not change between two looks
-    tokens, model = pair.pool_tokens(worker.model_runner, runner.runner), worker.model_runner
+    tokens, model = pair.pool_tokens(worker.model_runner, runner), worker.model_runner
     free = model.kv_cache_configurator._profile_available_bytes(model.pre_model_load_memory) if not flags else 0
     runner.allocate(min(tokens, 128), 3)
     print(json.dumps({"tokens": tokens, "ratio": pair.draft_tokens_per_target_token, "free": free,

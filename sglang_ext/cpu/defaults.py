@@ -13,6 +13,7 @@ MEMORY_SHARE = 0.3
 """Share of the memory that is free now that the KV pools of all replicas may take."""
 POOL_TOKENS = (2048, 65536)
 """Least and most tokens of one pool."""
+DP = ("--dp", "--dp-size", "--data-parallel-size")
 
 
 def has_flag(argv: Sequence[str], *names: str) -> bool:
@@ -34,7 +35,7 @@ def value_of(argv: Sequence[str], *names: str) -> str | None:
 
 def add_defaults(argv: list[str], model_path: str) -> list[str]:
     """sglang's command line with what a CPU needs, wherever the operator did not say otherwise."""
-    replicas = _positive(value_of(argv, "--dp", "--dp-size", "--data-parallel-size"))
+    replicas = _positive(value_of(argv, *DP))
     defaults = {
         ("--device",): "cpu",
         ("--attention-backend", "--prefill-attention-backend", "--decode-attention-backend"): ATTENTION_BACKEND,
@@ -48,17 +49,17 @@ def add_defaults(argv: list[str], model_path: str) -> list[str]:
 
 
 def bind_threads(argv: Sequence[str]) -> None:
-    """Give each replica its share of the cores, and no process more threads than that.
+    """Give each process that runs a model, a rank of a replica, its share of the cores, and no more threads than that.
 
-    sglang binds threads only with its own CPU kernels, which the published wheel lacks: without a limit every replica
+    sglang binds threads only with its own CPU kernels, which the published wheel lacks: without a limit every rank
     starts as many threads as the machine has cores, which is far more than a container may use.
     """
-    replicas = _positive(value_of(argv, "--dp", "--dp-size", "--data-parallel-size"))
+    ranks = _positive(value_of(argv, *DP)) * _positive(value_of(argv, "--tp", "--tp-size", "--tensor-parallel-size"))
     cores = sorted(os.sched_getaffinity(0))
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // replicas)))
-    if replicas < 2 or "SGLANG_CPU_OMP_THREADS_BIND" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // ranks)))
+    if ranks < 2 or "SGLANG_CPU_OMP_THREADS_BIND" in os.environ:
         return
-    shares = [cores[i::replicas] or [cores[i % len(cores)]] for i in range(replicas)]
+    shares = [cores[i::ranks] or [cores[i % len(cores)]] for i in range(ranks)]
     os.environ["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(",".join(map(str, sorted(share))) for share in shares)
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MEMORY_SHARE = 0.5
-"""Share of the memory left beside weights and KV pool that the copies of all replicas may take."""
+"""Share of the memory left beside weights and KV pool that the copies of all ranks may take."""
 ROWS = 16
 """Rows that the layout is chosen for; on the processors measured it is the same for 1 and 64."""
 MOST_ROWS = 256
@@ -109,4 +109,5 @@ def _candidates(model_runner: ModelRunner) -> list[tuple[torch.nn.Module, _Packe
 def _budget(model_runner: ModelRunner) -> float:
     """Bytes that this process may take for copies. The pool is reserved, but takes memory only when it is written."""
     pool = model_runner.token_to_kv_pool.mem_usage * (1 << 30)
-    return max(0.0, free_memory() - pool) * MEMORY_SHARE / model_runner.server_args.dp_size
+    ranks = model_runner.server_args.dp_size * model_runner.server_args.tp_size
+    return max(0.0, free_memory() - pool) * MEMORY_SHARE / ranks

@@ -117,9 +117,7 @@ def _problem(server_args: Any) -> str | None:
     refused = {
         "needs --speculative-draft-model-path": not server_args.speculative_draft_model_path,
         "translates between tokenizers: --skip-tokenizer-init": server_args.skip_tokenizer_init,
-        "is not served with tensor parallelism yet: every rank would choose draft lengths by its own clock (--tp)":
-            server_args.tp_size > 1,
-        "is not served with pipeline parallelism (--pp)": server_args.pp_size > 1,
+        "is not served with pipeline parallelism (--pp-size)": server_args.pp_size > 1,
         "is not served with data parallel attention": server_args.enable_dp_attention,
         "is not served with prefill/decode disaggregation": server_args.disaggregation_mode != "null",
         "is not served with two-batch overlap": server_args.enable_two_batch_overlap,

@@ -8,8 +8,8 @@ rejected draft costs nothing.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,9 +19,9 @@ from sglang.srt.configs.model_config import AttentionArch, ModelConfig
 from sglang.srt.managers.tp_worker import TpModelWorker
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
 from sglang.srt.model_executor.pool_configurator import MemoryPoolConfig
-from sglang.srt.runtime_context import get_schedule
+from sglang.srt.runtime_context import get_memory, get_schedule
 
-from .pair import draft_attention
+from .pair import draft_attention, tokens_in
 
 logger = logging.getLogger(__name__)
 GROWTH = 64
@@ -51,18 +51,21 @@ class DraftRunner:
         server_args: the server's.
         gpu_id, nccl_port: as sglang hands them to a speculative worker.
         random_seed: the target's.
+        alone: scope in which the model is this rank's own.
 
     Raises:
         ValueError: the attention backend that the operator named cannot serve this draft.
     """
 
-    def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, random_seed: int | None = None) -> None:
+    def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, random_seed: int | None = None,
+                 alone: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
         from sglang.srt.layers.moe.utils import draft_model_build_scope
         from sglang.srt.runtime_context import attention_backends, get_spec
 
         backend = draft_attention(get_spec().speculative_draft_attention_backend, attention_backends()[0],
                                   latent=_model_config(server_args).attention_arch == AttentionArch.MLA)
-        with draft_model_build_scope(), _as_served():
+        self._alone = alone
+        with draft_model_build_scope(), _as_served(), alone():
             self._worker = TpModelWorker(server_args=server_args, gpu_id=gpu_id, nccl_port=nccl_port,
                                          is_draft_worker=True, draft_attention_backend=backend,
                                          random_seed=random_seed)
@@ -70,6 +73,14 @@ class DraftRunner:
         self.device = self.runner.device
         self.vocab_size: int = self.runner.model_config.vocab_size
         self.context: int = self.runner.model_config.context_len
+
+    def tokens_in(self, memory: int) -> int:
+        """How many of its tokens so many bytes hold, by sglang's own account. No layer forgets anything, so one with a
+        window costs as any other."""
+        with (self._alone(), get_schedule().override(swa_full_tokens_ratio=1.0),
+              get_memory().override(disable_radix_cache=False)):
+            self.runner.init_kv_cache_configurator()
+            return tokens_in(self.runner.kv_cache_configurator, memory)
 
     def allocate(self, tokens: int, rows: int) -> None:
         """Make the pool.
@@ -80,9 +91,10 @@ class DraftRunner:
         """
         page = get_schedule().page_size
         tokens = max(tokens // page, 2) * page
-        self._worker.alloc_memory_pool(memory_pool_config=MemoryPoolConfig(
-            max_total_num_tokens=tokens, max_running_requests=rows, full_max_total_num_tokens=tokens,
-            swa_max_total_num_tokens=tokens))
+        with self._alone():
+            self._worker.alloc_memory_pool(memory_pool_config=MemoryPoolConfig(
+                max_total_num_tokens=tokens, max_running_requests=rows, full_max_total_num_tokens=tokens,
+                swa_max_total_num_tokens=tokens))
         self.use_pool(self.runner.token_to_kv_pool_allocator, self.runner.req_to_token_pool.req_to_token, page, tokens,
                   rows)
         if tokens <= 2 * self._growth:
@@ -97,7 +109,8 @@ class DraftRunner:
         self._free = list(range(self.rows, 0, -1))
 
     def init_attention_backends(self) -> None:
-        self._worker.init_attention_backends()
+        with self._alone():
+            self._worker.init_attention_backends()
 
     def init_cuda_graphs(self) -> None:
         """Capture decode steps by batch size, as sglang does for any model that it serves; nothing on the CPU.
@@ -108,7 +121,8 @@ class DraftRunner:
         from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
         self.runner.spec_algorithm = SpeculativeAlgorithm.NONE
-        self._worker.init_cuda_graphs()
+        with self._alone():
+            self._worker.init_cuda_graphs()
 
     def open(self) -> DraftRow | None:
         """A place for a request, or None if all are taken."""
@@ -216,7 +230,9 @@ class DraftRunner:
 
     @torch.no_grad()
     def _forward(self, batch: ForwardBatch) -> torch.Tensor:
-        return self.runner.forward(batch).logits_output.next_token_logits[: batch.batch_size, : self.vocab_size]
+        with self._alone():
+            logits = self.runner.forward(batch).logits_output.next_token_logits
+        return logits[: batch.batch_size, : self.vocab_size]
 
 
 def _whole(count: int, of: int) -> int:

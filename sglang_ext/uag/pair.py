@@ -10,7 +10,7 @@ from typing import Any
 from sglang.srt.configs.hybrid_arch import mambaish_config
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.model_executor.pool_configurator import create_memory_pool_configurator
-from sglang.srt.runtime_context import get_memory, get_model, get_schedule, get_spec
+from sglang.srt.runtime_context import get_model, get_schedule, get_spec
 
 from ..config import Settings
 from .override import read_override
@@ -91,7 +91,8 @@ class Pair:
         """Size of the draft's pool, in its tokens: enough for the text that the target's pool will hold.
 
         Args:
-            target, draft: sglang's model runners. Their weights are loaded and their pools are not made.
+            target: sglang's model runner.
+            draft: the `DraftRunner`. The weights of both are loaded and their pools are not made.
 
         Raises:
             ValueError: the weights of both leave no memory.
@@ -129,20 +130,17 @@ def shared_tokens(target: Any, draft: Any, ratio: float) -> int:
     """Tokens that the target's pool can hold if the draft's holds `ratio` times as many.
 
     sglang's own accounts say how many tokens fit where one pool has all of the memory, whatever a layer keeps of a
-    token: heads, a latent, less bits. Of the draft no layer forgets anything, so one with a window costs as any other.
+    token: heads, a latent, less bits.
     """
     target.init_kv_cache_configurator()
     account = target.kv_cache_configurator
     free = account._profile_available_bytes(target.pre_model_load_memory)
-    alone = _tokens(account, free)
-    draft.init_kv_cache_configurator()
-    with get_schedule().override(swa_full_tokens_ratio=1.0), get_memory().override(disable_radix_cache=False):
-        draft_alone = _tokens(draft.kv_cache_configurator, free)
-    return max(int(1 / (1 / alone + ratio / draft_alone)), 1)
+    return max(int(1 / (1 / tokens_in(account, free) + ratio / draft.tokens_in(free))), 1)
 
 
-def _tokens(account: Any, free: int) -> int:
-    return int(create_memory_pool_configurator(account).calculate_pool_sizes(free, get_schedule().page_size)
+def tokens_in(account: Any, memory: int) -> int:
+    """Tokens that so many bytes hold, by one of sglang's accounts."""
+    return int(create_memory_pool_configurator(account).calculate_pool_sizes(memory, get_schedule().page_size)
                .max_total_num_tokens)
 
 

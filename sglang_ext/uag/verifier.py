@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -29,10 +29,11 @@ class Verifier:
 
     Args:
         runner: sglang's model runner of the target.
+        agree: makes samples [n * width] int32 those of all ranks, in place.
     """
 
-    def __init__(self, runner: Any) -> None:
-        self._runner = runner
+    def __init__(self, runner: Any, agree: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self._runner, self._agree = runner, agree
 
     def input(self, batch: Any, chains: Chains) -> UagVerifyInput:
         """sglang's description of the chains."""
@@ -50,8 +51,9 @@ class Verifier:
         grammar = self._grammar_mask(batch, on_host, chains.width) if batch.has_grammar else None
         batch.sampling_info.grammar_mask = grammar
         thinking = Verification.begin(verify_input, batch)
-        sampled = sample(self._runner.sampler, batch.sampling_info, logits_output, chains,
-                         verify_input.positions, thinking.apply if thinking else None, batch.return_logprob)
+        sampled = self._agree(sample(
+            self._runner.sampler, batch.sampling_info, logits_output, chains, verify_input.positions,
+            thinking.apply if thinking else None, batch.return_logprob))
         batch.sampling_info.grammar_mask = None
         accept_lens = chains.accept(sampled)
         if thinking is not None:
