@@ -45,11 +45,16 @@ def environment(**extra: str) -> dict[str, str]:
 
 @dataclass
 class Server:
-    """A running server."""
+    """A running server.
+
+    Attributes:
+        ended_by: signal that ends it.
+    """
 
     url: str
     process: subprocess.Popen[bytes]
     log: Path
+    ended_by: int = signal.SIGTERM
 
     def post(self, path: str, body: dict[str, Any], timeout: float = 300) -> requests.Response:
         return requests.post(self.url + path, json=body, timeout=timeout)
@@ -71,11 +76,11 @@ class Server:
         except psutil.NoSuchProcess:
             return []
 
-    def stop(self, how: int = signal.SIGTERM, seconds: float = 40) -> list[psutil.Process]:
+    def stop(self, how: int | None = None, seconds: float = 40) -> list[psutil.Process]:
         """End the server with a signal; return processes that outlived it, which are ended too."""
         children = self.descendants()
         if self.process.poll() is None:
-            self.process.send_signal(how)
+            self.process.send_signal(self.ended_by if how is None else how)
         try:
             self.process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -113,13 +118,16 @@ POOL = "16384"
 
 
 def launch(*flags: str, **extra: str) -> Server:
-    """`launch.py` with flags, on a free port; without a stop message unless one is given, so that ends are short."""
+    """`launch.py` with flags, on a free port; without a stop message unless one is given, so that ends are short. It is
+    stopped as by Ctrl-C: to SIGTERM sglang first looks for unfinished requests, every five seconds."""
     port = free_port()
     if "--think-message" not in flags:
         flags = ("--think-message", "", *flags)
     if "--max-total-tokens" not in flags:
         flags = ("--max-total-tokens", POOL, *flags)
-    return start([sys.executable, "launch.py", "--port", str(port), *flags], port, **extra)
+    server = start([sys.executable, "launch.py", "--port", str(port), *flags], port, **extra)
+    server.ended_by = signal.SIGINT
+    return server
 
 
 def stock(*flags: str, **extra: str) -> Server:

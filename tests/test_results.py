@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -223,7 +224,7 @@ def other_server(told_model: Path) -> Iterator[servers.Server]:
                             "--speculative-num-draft-tokens", "5",
                             "--enable-metrics", "--served-model-name", "told", "--dtype", "float32")
     yield server
-    assert not server.stop(seconds=90)
+    assert not server.stop(signal.SIGTERM, seconds=90)
 
 
 def test_without_a_parser_and_with_drafts(other_server: servers.Server) -> None:
