@@ -118,7 +118,13 @@ def _problem(server_args: Any) -> str | None:
         "needs --speculative-draft-model-path": not server_args.speculative_draft_model_path,
         "translates between tokenizers: --skip-tokenizer-init": server_args.skip_tokenizer_init,
         "is not served with pipeline parallelism (--pp-size)": server_args.pp_size > 1,
-        "is not served with data parallel attention": server_args.enable_dp_attention,
+        "is not served with data parallel attention (--attn-dp-size), where ranks have batches of their own":
+            server_args.enable_dp_attention or server_args.attn_dp_size > 1,
+        "is not served with context parallelism (--attn-cp-size, --dcp-size), which a whole draft on each rank has not":
+            server_args.attn_cp_size > 1 or server_args.dcp_size > 1,
+        f"is not served with --tp-size and --moe-a2a-backend {server_args.moe_a2a_backend}: the first rank drafts "
+        "alone, and experts of a draft would wait for the others; accepted: none":
+            server_args.tp_size > 1 and server_args.moe_a2a_backend != "none",
         "is not served with prefill/decode disaggregation": server_args.disaggregation_mode != "null",
         "is not served with two-batch overlap": server_args.enable_two_batch_overlap,
         "has a length control of its own: --speculative-adaptive": server_args.speculative_adaptive,
