@@ -70,13 +70,13 @@ class Drafted(NamedTuple):
 
 @pytest.fixture(scope="module", params=["itself", "three heads"])
 def drafted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Drafted]:
-    """Drafts by the target itself, of lengths that the clock tells; and by a model that two ranks could not divide,
+    """Drafts by the target itself; and by a model that two ranks could not divide, of lengths that the clock tells,
     while decoding runs ahead of the host and requests are taken off their slots."""
     if request.param == "itself":
-        draft, flags, variables = reasoner(), (), {}
+        draft, flags, variables = reasoner(), ("--uag-lengths", "fixed"), {}
     else:
         draft = build_random_model(tmp_path_factory.mktemp("draft"), hidden=48)
-        flags, variables = ("--uag-lengths", "fixed"), OVERLAPPED
+        flags, variables = (), OVERLAPPED
     server = servers.launch(*TWO_RANKS, "--speculative-algorithm", "UAG", "--speculative-draft-model-path", str(draft),
                             *flags, **variables)
     yield Drafted(server, request.param == "itself")
@@ -101,11 +101,11 @@ def test_texts_are_those_without_drafts(drafted: Drafted, plain: list[dict[str, 
 
 
 def test_drafts_are_counted(drafted: Drafted, asked: list[dict[str, Any]]) -> None:
-    """Of a draft that is the target itself many are accepted."""
+    """Of a draft that is the target itself nearly all are accepted."""
     meta = drafted.server.generate(**asked[0])["meta_info"]
-    assert meta["uag"]["proposed"] > 10
     assert meta["spec_num_correct_drafts"] == meta["uag"]["accepted"] <= meta["uag"]["proposed"]
     if drafted.itself:
+        assert meta["uag"]["proposed"] > 10
         assert meta["uag"]["accepted"] > 0.9 * meta["uag"]["proposed"]
 
 

@@ -49,7 +49,7 @@ def add_defaults(argv: list[str], model_path: str) -> list[str]:
 
 
 def bind_threads(argv: Sequence[str]) -> None:
-    """Give each process that runs a model, a rank of a replica, its share of the cores, and no more threads than that.
+    """Tell sglang each rank's share of the cores, and give no process more threads than that.
 
     sglang binds threads only with its own CPU kernels, which the published wheel lacks: without a limit every rank
     starts as many threads as the machine has cores, which is far more than a container may use.

@@ -140,14 +140,13 @@ class Proposer:
     def _drafted(self, turns: Sequence[Turn]) -> list[list[int]]:
         """Chains. A sequence that the budget forces is a draft that needs no model."""
         drafts = [turn.complete(()) for turn in turns]
-        asked = [(i, t) for i, t in enumerate(turns) if t.drafting is not None and not drafts[i] and t.limit]
-        written = self._drafter.draft([t.drafting for _, t in asked], [t.limit for _, t in asked],  # type: ignore[misc]
+        asked = [(i, turn.limit, turn.drafting) for i, turn in enumerate(turns)
+                 if turn.drafting is not None and not drafts[i] and turn.limit]
+        written = self._drafter.draft([drafting for _, _, drafting in asked], [limit for _, limit, _ in asked],
                                       len(turns))
-        for (i, turn), draft in zip(asked, written, strict=True):
-            drafts[i] = turn.complete(draft)
-            common = sum(1 for a, b in zip(drafts[i], draft, strict=False) if a == b)
-            assert turn.drafting is not None
-            turn.drafting.submit(common)
+        for (i, _, drafting), ids in zip(asked, written, strict=True):
+            drafts[i] = turns[i].complete(ids)
+            drafting.submit(sum(1 for a, b in zip(drafts[i], ids, strict=False) if a == b))
         for turn, draft in zip(turns, drafts, strict=True):
             if turn.drafting is not None:
                 turn.drafting.counts.launch(turn.drafting.proposed, len(draft) - turn.drafting.proposed)
