@@ -1,5 +1,6 @@
 # make serve: environment, install, a running server with a think budget and the demo model.
-# make test:  environment, install, lint, types, all tests.
+# make check: environment, install, lint, types, the tests that need no server.
+# make test:  make check, and the tests on running servers.
 
 PYTHON ?= python3.11
 VENV := .venv
@@ -10,13 +11,18 @@ UAG := acceptance boundaries check_pair context drafted encoders fixed_lengths l
 	refusal specials step_times translation vocabulary
 PURE := sglang_ext/config.py sglang_ext/cli.py sglang_ext/vocab.py sglang_ext/budget $(UAG:%=sglang_ext/uag/%.py)
 
-.PHONY: serve test lint types clean
+PYTEST := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
+
+.PHONY: serve check test lint types clean
 
 serve: $(VENV)/.serve
 	exec $(BIN)/python launch.py --think-budget $(BUDGET) $(ARGS)
 
-test: lint types
-	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+check: lint types
+	$(PYTEST) -m "not served" $(ARGS)
+
+test: check
+	$(PYTEST) -m served $(ARGS)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
@@ -10,8 +11,9 @@ from sglang_ext.budget import service
 from sglang_ext.budget.admission import Outlook, RequestRow
 from sglang_ext.budget.contract import BudgetError, ThinkBudget, spellings
 from sglang_ext.budget.results import ReasoningCounter
+from sglang_ext.config import SettingsError
 
-from .launch import READY_KEY
+from .launch import READY_KEY, REFUSED
 from .reasoning_parser import build_admission
 from .registry import check_applied
 from .speculation import UAG_KEY, result_of
@@ -58,7 +60,11 @@ class Thinking:
 
 def init_tokenizer(original: Callable[..., Any], self: Any) -> None:
     original(self)
-    service.install(build_admission(self.tokenizer, self.model_config))
+    try:
+        service.install(build_admission(self.tokenizer, self.model_config))
+    except SettingsError as error:  # sglang would print a traceback and kill the process that started this one
+        print(f"sglang-ext: {error}", file=sys.stderr, flush=True)
+        raise SystemExit(REFUSED) from None
 
 
 def get_init_info(original: Callable[..., Any], self: Any) -> dict[str, Any]:

@@ -1,9 +1,14 @@
-"""Servers and models that tests share; each configuration is started once."""
+"""Groups of tests, and the servers and models that they share.
+
+Tests of one group run on one worker, one after another, so that they share its servers. A server of `SERVERS` starts
+when a test first uses it and ends with its group; a test that uses one of them is in its group. A test that starts a
+server of its own is marked `served`: its group is its file, or the group that the mark names. All other tests run
+without a server (`make check`).
+"""
 
 from __future__ import annotations
 
 import os
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +16,19 @@ import pytest
 import servers
 from hypothesis import HealthCheck, settings
 from rescan import Rescan
-from scripted_model import SCRIPTS, build_scripted_model
-from told_model import build as build_told_model
+from scripted_model import TOLD_TOO, build_scripted_model
+from servers import FLOAT32
+from shared_servers import SharedServer, end_all_but
+from told_model import TEMPLATE
+from warm_python import ADDRESS_VARIABLE, WarmPython
+
+SERVERS = {"scripted_server": "scripted", "stock_scripted_server": "scripted", "demo_server": "demo",
+           "stock_demo_server": "demo"}
+"""Shared servers' fixtures, with their groups."""
+LONGEST = ("demo", "scripted")
+"""Groups that begin first, so that no worker is alone for minutes at the end."""
+
+_WARM = pytest.StashKey[WarmPython]()
 
 # The same examples each time, on a machine however busy; HYPOTHESIS_PROFILE=new draws others.
 _CHECKS = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
@@ -20,51 +36,51 @@ settings.register_profile("same", deadline=None, derandomize=True, suppress_heal
 settings.register_profile("new", deadline=None, suppress_health_check=_CHECKS)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
-FLOAT32 = ("--dtype", "float32", "--attention-backend", "torch_native")
+
+def pytest_configure(config: pytest.Config) -> None:
+    if ADDRESS_VARIABLE not in os.environ:  # no worker of xdist, and no test run in a test
+        config.stash[_WARM] = WarmPython()
 
 
-SHARED = ("demo_server", "scripted_server", "told_server")
-_shared: dict[str, SharedServer] = {}
+def _shared(item: pytest.Item) -> list[str]:
+    """Groups of the shared servers that a test uses."""
+    return sorted({SERVERS[name] for name in getattr(item, "fixturenames", ()) if name in SERVERS})
 
 
-class SharedServer:
-    """A server that is started when a test needs it and ended when the next test does not: memory limits how many can
-    run beside each other. Otherwise it is a `servers.Server`."""
-
-    def __init__(self, name: str, *flags: str) -> None:
-        self._flags, self._server, self._starting = flags, None, threading.Lock()
-        _shared[name] = self
-
-    def __getattr__(self, name: str) -> Any:
-        with self._starting:  # a test may begin with many threads
-            if self._server is None:
-                self._server = servers.launch(*self._flags)
-        return getattr(self._server, name)
-
-    def end(self) -> None:
-        server, self._server = self._server, None
-        assert server is None or not server.stop()
+def _group(item: pytest.Item) -> str:
+    mark, shared = item.get_closest_marker("served"), _shared(item)
+    if len(shared) > 1:
+        raise pytest.UsageError(f"{item.nodeid} uses servers of two groups: {' and '.join(shared)}")
+    if shared:
+        return shared[0]
+    return str(mark.args[0]) if mark is not None and mark.args else item.path.stem
 
 
-def _needed(item: pytest.Item | None) -> str:
-    """The shared server that a test uses, or nothing."""
-    used = [name for name in SHARED if name in getattr(item, "fixturenames", ())]
-    if len(used) > 1:
-        raise pytest.UsageError(f"{item.nodeid} uses {' and '.join(used)}: a test uses at most one shared server")
-    return used[0] if used else ""
-
-
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of a shared server follow each other."""
-    items.sort(key=_needed)
+    order = {name: place for place, name in enumerate(LONGEST)}
+    first: dict[str, int] = {}
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(_group(item)))
+        if _shared(item):
+            item.add_marker(pytest.mark.served)
+        first.setdefault(_group(item), len(first))
+    items.sort(key=lambda item: (order.get(_group(item), len(order)), first[_group(item)]))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if getattr(session.config.option, "loadgroup", False) and not all("@" in item.nodeid for item in session.items):
+        raise pytest.UsageError("this pytest-xdist does not group tests, so that each would start its own servers")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    servers.may_start = item.get_closest_marker("served") is not None
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    following = _needed(nextitem)
-    for name, server in _shared.items():
-        if name != following:
-            server.end()
+    end_all_but(_group(nextitem) if nextitem is not None else None)
 
 
 @pytest.fixture(scope="session")
@@ -88,29 +104,33 @@ def demo_rescan(demo_tokenizer: Any) -> Rescan:
 
 @pytest.fixture(scope="session")
 def scripted_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_scripted_model(tmp_path_factory.mktemp("scripted"), SCRIPTS)
+    """A model whose every next token is known; it is talked to in pieces, or in text (`told_model`)."""
+    return build_scripted_model(tmp_path_factory.mktemp("scripted"), TOLD_TOO, TEMPLATE)
+
+
+@pytest.fixture(scope="session")
+def scripted_server(scripted_model: Path) -> SharedServer:
+    """The scripted model with metrics and budgets of efforts, and no default budget."""
+    return SharedServer(SERVERS["scripted_server"], lambda: servers.launch(
+        "--model-path", str(scripted_model), "--reasoning-parser", "qwen3", "--enable-metrics", "--enable-cache-report",
+        "--think-effort", "low=2,medium=25%,high=-1", "--served-model-name", "told", *FLOAT32))
+
+
+@pytest.fixture(scope="session")
+def stock_scripted_server(scripted_model: Path) -> SharedServer:
+    """The same model on sglang as published."""
+    return SharedServer(SERVERS["scripted_server"], lambda: servers.stock(
+        "--model-path", str(scripted_model), "--reasoning-parser", "qwen3", "--enable-cache-report",
+        "--served-model-name", "told", *FLOAT32))
 
 
 @pytest.fixture(scope="session")
 def demo_server(demo_model: Path) -> SharedServer:
     """The demo model in float32 with no default budget."""
-    return SharedServer("demo_server", *FLOAT32)
+    return SharedServer(SERVERS["demo_server"], lambda: servers.launch(*FLOAT32))
 
 
 @pytest.fixture(scope="session")
-def scripted_server(scripted_model: Path) -> SharedServer:
-    """A model whose every next token is known."""
-    return SharedServer("scripted_server", "--model-path", str(scripted_model), "--reasoning-parser", "qwen3", *FLOAT32)
-
-
-@pytest.fixture(scope="session")
-def told_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_told_model(tmp_path_factory.mktemp("told"))
-
-
-@pytest.fixture(scope="session")
-def told_server(told_model: Path) -> SharedServer:
-    """A model whose counts are known, with metrics and budgets of efforts, and no default budget."""
-    return SharedServer("told_server", "--model-path", str(told_model), "--reasoning-parser", "qwen3",
-                        "--enable-metrics", "--think-effort", "low=2,medium=25%,high=-1", "--served-model-name", "told",
-                        *FLOAT32)
+def stock_demo_server(demo_model: Path) -> SharedServer:
+    """The demo model on sglang as published."""
+    return SharedServer(SERVERS["demo_server"], lambda: servers.stock("--model-path", str(demo_model), *FLOAT32))

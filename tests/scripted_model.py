@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+import told_model as told
 import torch
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 HIDDEN = 512
-EOS = "<|end|>"
+EOS = told.EOS
 TURN = "<|turn|>"
 MERGES = ["< /", "t h", "th i", "thi n", "thin k", "> Ċ", "Ċ Ċ", "a n", "an s", "ans w", "answ e", "answe r",
           "< t", "</ t", "l o", "lo o", "loo p"]
@@ -122,3 +123,5 @@ SCRIPTS = Scripts(
         ["Q", ">q"],
     ]
 )
+TOLD_TOO = Scripts([*SCRIPTS.sequences, *told.SEQUENCES])
+"""The scripts, and those that a prompt's last character chooses: one checkpoint serves both."""

@@ -3,35 +3,35 @@
 from __future__ import annotations
 
 import os
-import random
+import shlex
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
-import time
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 import requests
+import warm_python
+from prometheus_client.parser import text_string_to_metric_families
+
+from sglang_ext.bench.servers import Process, descendants, end, free_port, wait_until_it_answers
+
+__all__ = ["FLOAT32", "ROOT", "Server", "environment", "free_port", "launch", "run", "start", "stock"]
 
 ROOT = Path(__file__).resolve().parent.parent
-START_SECONDS = 300
-
-
-def free_port() -> int:
-    """A port that nobody uses, below those that a system gives to outgoing connections: a server binds its port only
-    when its model is loaded, and one of those may be gone by then."""
-    while True:
-        port = random.randrange(20000, 32000)
-        with socket.socket() as s, suppress(OSError):
-            s.bind(("127.0.0.1", port))
-            return port
+FLOAT32 = ("--dtype", "float32", "--attention-backend", "torch_native")
+POOL = "16384"
+"""Tokens of a server's pool: the default would take gigabytes, and tests run beside each other."""
+FLAGS_VARIABLE = "SGLANG_EXT_TEST_FLAGS"
+"""Flags of this variable are added to those of every server that tests start, last: another dtype, device, backend."""
+may_start = True
+"""Whether a server may be started now: a test that is not marked as served runs where servers are not wanted."""
 
 
 def environment(**extra: str) -> dict[str, str]:
@@ -39,7 +39,7 @@ def environment(**extra: str) -> dict[str, str]:
 
     One thread a process: two that share two cores with anything else wait for each other at every operator.
     """
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("SGLANG_", "SGLANG_EXT_"))}
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("SGLANG_")}
     return {**kept, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", **extra}
 
 
@@ -52,7 +52,7 @@ class Server:
     """
 
     url: str
-    process: subprocess.Popen[bytes]
+    process: Process
     log: Path
     ended_by: int = signal.SIGTERM
 
@@ -70,62 +70,71 @@ class Server:
         with ThreadPoolExecutor(len(bodies)) as pool:
             return list(pool.map(lambda body: self.generate(**body), bodies))
 
+    def samples(self) -> list[Any]:
+        """Our samples in one scrape of its metrics."""
+        text = requests.get(self.url + "/metrics", timeout=60).text
+        return [s for family in text_string_to_metric_families(text) for s in family.samples
+                if s.name.startswith("sglang_ext:")]
+
+    def metrics(self) -> Counter[str]:
+        """Our numbers in one scrape; outcomes as `name{outcome}`, buckets left out."""
+        numbers: Counter[str] = Counter()
+        for sample in self.samples():
+            if not sample.name.endswith("_bucket"):
+                outcome = sample.labels.get("outcome")
+                name = sample.name if outcome is None else f"{sample.name}{{{outcome}}}"
+                numbers[name] += sample.value  # type: ignore[assignment]
+        return numbers
+
     def descendants(self) -> list[psutil.Process]:
-        try:
-            return psutil.Process(self.process.pid).children(recursive=True)
-        except psutil.NoSuchProcess:
-            return []
+        return descendants(self.process.pid)
 
     def stop(self, how: int | None = None, seconds: float = 40) -> list[psutil.Process]:
         """End the server with a signal; return processes that outlived it, which are ended too."""
-        children = self.descendants()
-        if self.process.poll() is None:
-            self.process.send_signal(self.ended_by if how is None else how)
-        try:
-            self.process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-        _, alive = psutil.wait_procs(children, timeout=5)
-        for child in alive:
-            child.kill()
-        return alive
+        return end(self.process, self.ended_by if how is None else how, seconds)
 
 
-def start(command: Sequence[str], port: int, **extra: str) -> Server:
-    """Start a server and wait until it answers.
+def start(arguments: Sequence[str], port: int, cold: bool = False, **extra: str) -> Server:
+    """Start `python ARGUMENTS` and wait until it answers.
+
+    Args:
+        cold: in a process that has imported nothing, as a user's does.
 
     Raises:
         RuntimeError: it ended, or did not answer in time; the end of its log is in the message.
     """
+    if not may_start:
+        raise RuntimeError("a test that starts a server is marked `served`")
     with tempfile.NamedTemporaryFile(prefix="server-", suffix=".log", delete=False) as log:
-        process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, env=environment(**extra))
+        process = _python(arguments, environment(**extra), log, log, cold)
     server = Server(f"http://127.0.0.1:{port}", process, Path(log.name))
-    deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            if requests.get(server.url + "/health", timeout=5).status_code == 200:
-                return server
-        except requests.RequestException:
-            pass
-        time.sleep(0.3)
-    server.stop()
-    tail = "\n".join(server.log.read_text(errors="replace").splitlines()[-30:])
-    raise RuntimeError(f"server did not start: {' '.join(command)}\n{tail}")
+    try:
+        wait_until_it_answers(process, port, server.log)
+    except RuntimeError as error:
+        server.stop()
+        raise RuntimeError(f"server did not start: {shlex.join(arguments)}\n{error}") from None
+    return server
 
 
-POOL = "16384"
-"""Tokens of a server's pool: the default would take gigabytes, and tests run beside each other."""
+def _python(arguments: Sequence[str], variables: dict[str, str], stdout: Any, stderr: Any, cold: bool) -> Process:
+    if not cold and warm_python.serves(variables):
+        return warm_python.start(arguments, variables, stdout, stderr)
+    return subprocess.Popen([sys.executable, *arguments], cwd=ROOT, stdout=stdout, stderr=stderr, env=variables)
 
 
-def launch(*flags: str, **extra: str) -> Server:
+def _flags(flags: Sequence[str], **defaults: str) -> list[str]:
+    """Flags of a server: defaults where they are not among them, and the environment's last."""
+    named = {f"--{name.replace('_', '-')}": value for name, value in defaults.items()}
+    missing = [part for name, value in named.items() if name not in flags for part in (name, value)]
+    return [*missing, *flags, *shlex.split(os.environ.get(FLAGS_VARIABLE, ""))]
+
+
+def launch(*flags: str, cold: bool = False, **extra: str) -> Server:
     """`launch.py` with flags, on a free port; without a stop message unless one is given, so that ends are short. It is
     stopped as by Ctrl-C: to SIGTERM sglang first looks for unfinished requests, every five seconds."""
     port = free_port()
-    if "--think-message" not in flags:
-        flags = ("--think-message", "", *flags)
-    if "--max-total-tokens" not in flags:
-        flags = ("--max-total-tokens", POOL, *flags)
-    server = start([sys.executable, "launch.py", "--port", str(port), *flags], port, **extra)
+    flags_ = _flags(flags, max_total_tokens=POOL, think_message="")
+    server = start(["launch.py", "--port", str(port), *flags_], port, cold, **extra)
     server.ended_by = signal.SIGINT
     return server
 
@@ -133,21 +142,27 @@ def launch(*flags: str, **extra: str) -> Server:
 def stock(*flags: str, **extra: str) -> Server:
     """sglang as published, without the plugin, on the same CPU engine."""
     port = free_port()
-    if "--max-total-tokens" not in flags:
-        flags = ("--max-total-tokens", POOL, *flags)
-    if "--sleep-on-idle" not in flags:
-        flags = ("--sleep-on-idle", *flags)
-    code = ("import sglang_ext, sys\nif __name__ == '__main__':\n"
-            "    from sglang.launch_server import run_server\n"
-            "    from sglang.srt.server_args import prepare_server_args\n"
-            "    run_server(prepare_server_args(sys.argv[1:]))\n")
-    script = Path(tempfile.mkdtemp()) / "stock.py"
-    script.write_text(code)
-    command = [sys.executable, str(script), "--port", str(port), "--device", "cpu", *flags]
-    return start(command, port, SGLANG_PLUGINS="none", SGLANG_USE_CPU_ENGINE="1", **extra)
+    flags_ = ["--sleep-on-idle", *_flags(flags, max_total_tokens=POOL, device="cpu")]
+    return start(["-m", "sglang_ext.bench.start", "stock", "--port", str(port), *flags_], port, SGLANG_PLUGINS="none",
+                 SGLANG_USE_CPU_ENGINE="1", **extra)
 
 
-def run(*command: str, timeout: float = 120, **extra: str) -> subprocess.CompletedProcess[str]:
-    """Run a command that is expected to end by itself."""
-    return subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=timeout,
-                          env=environment(**extra), check=False)
+def run(*arguments: str, timeout: float = 240, cold: bool = False, **extra: str) -> subprocess.CompletedProcess[str]:
+    """Run `python ARGUMENTS`, a program that is expected to end by itself.
+
+    Args:
+        timeout: seconds.
+        cold: as in `start`.
+    """
+    variables = environment(**extra)
+    with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
+        process = _python(arguments, variables, stdout, stderr, cold)
+        try:
+            status = process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            end(process, signal.SIGKILL, 5)
+            raise
+        stdout.seek(0)
+        stderr.seek(0)
+        return subprocess.CompletedProcess(list(arguments), status, stdout.read().decode(errors="replace"),
+                                           stderr.read().decode(errors="replace"))

@@ -14,8 +14,8 @@ ENABLED = {"type": "enabled", "budget_tokens": LEAST}
 
 
 @pytest.fixture(scope="module")
-def client(told_server: servers.Server) -> anthropic.Anthropic:
-    return anthropic.Anthropic(base_url=told_server.url, api_key="none", max_retries=0)
+def client(scripted_server: servers.Server) -> anthropic.Anthropic:
+    return anthropic.Anthropic(base_url=scripted_server.url, api_key="none", max_retries=0)
 
 
 def message(client: anthropic.Anthropic, prompt: str, most: int = 12, **options: Any) -> Any:

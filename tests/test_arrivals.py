@@ -15,9 +15,11 @@ from typing import Any
 
 import pytest
 import servers
-from conftest import FLOAT32
 from scripted_model import EOS, HIDDEN, Scripts, build_scripted_model
+from servers import FLOAT32
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+pytestmark = pytest.mark.served
 
 FIRST = "first"
 SCRIPTS = Scripts([[FIRST, "lo", "loo", "loop", "lo"], [">", "\n\n", "answer", EOS]])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import servers
-from conftest import FLOAT32
+from servers import FLOAT32
 
 BAD = {
     "negative": ({"think_budget": -2}, ["think_budget", "-2", "-1", "2147483646"]),
@@ -96,6 +96,7 @@ def markerless_server(demo_model: Path) -> Iterator[servers.Server]:
     assert not server.stop()
 
 
+@pytest.mark.served
 def test_model_without_known_markers(markerless_server: servers.Server) -> None:
     """Failure 1: a budget that cannot work on this model has no effect and leaves no trace."""
     response = markerless_server.post("/generate", {"text": "x", "sampling_params": {"think_budget": 5}})

@@ -116,9 +116,9 @@ def test_signals_wait_for_the_end_of_a_start() -> None:
     assert seen == ["went on"]
 
 
-def test_a_peer_is_measured_in_its_own_spelling(told_server: servers.Server, tmp_path: Path) -> None:
+def test_a_peer_is_measured_in_its_own_spelling(scripted_server: servers.Server, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    argv = ["budget", "--url", told_server.url, "--budget-field", "thinking_token_budget", "--budgets", "2,-1",
+    argv = ["budget", "--url", scripted_server.url, "--budget-field", "thinking_token_budget", "--budgets", "2,-1",
             "--requests", "4", "--concurrency", "2", "--max-tokens", "24", "--out", str(out)]
     assert main(argv) == 0
     summary = json.loads((out / "summary.json").read_text())
@@ -128,6 +128,7 @@ def test_a_peer_is_measured_in_its_own_spelling(told_server: servers.Server, tmp
     assert summary["servers"][0]["facts"]["version"] == "0.5.23"
 
 
+@pytest.mark.served
 def test_an_interrupt_leaves_no_server_and_keeps_what_was_measured(tmp_path: Path) -> None:
     """SIGTERM takes the way of Ctrl-C, even where a shell that put the run in the background has that ignored."""
     out = tmp_path / "out"

@@ -21,11 +21,13 @@ import pytest
 import requests
 import servers
 from budget_oracle import Rules, View, replay
-from conftest import FLOAT32
 from scripted_model import EOS, SCRIPTS, byte_level
+from servers import FLOAT32
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from sglang_ext.vocab import token_bytes
+
+pytestmark = pytest.mark.served
 
 REQUESTS, AT_ONCE = 400, 24
 OPEN = "<think>\n"

@@ -107,6 +107,7 @@ def test_ids_equal_those_of_transformers(found: dict[str, Any], name: str) -> No
     assert found[name]["torch_batched"]["together"] == expected
 
 
+@pytest.mark.served
 def test_ngram_speculation_serves_the_same_ids(found: dict[str, Any]) -> None:
     """The second time, the corpus knows the answers, so drafts are accepted."""
     flags = ("--dtype", "float32", "--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", "6",
@@ -123,6 +124,7 @@ def test_ngram_speculation_serves_the_same_ids(found: dict[str, Any]) -> None:
         server.stop()
 
 
+@pytest.mark.served
 def test_the_graph_runner_serves_the_same_ids(found: dict[str, Any]) -> None:
     """A traced batch size that fits, and three requests padded to four."""
     flags = ("--dtype", "float32", "--enable-torch-compile", "--cuda-graph-bs-decode", "1", "4",

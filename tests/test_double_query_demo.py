@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import servers
-from conftest import FLOAT32
 
 from sglang_ext.double_query import Endpoint, Query, Response, double_query_async
 
@@ -21,10 +19,9 @@ PARAMS = {"temperature": 0, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
-def outside(demo_model: Path, demo_tokenizer: Any) -> list[Response]:
+def outside(stock_demo_server: servers.Server, demo_tokenizer: Any) -> list[Response]:
     """Answers of sglang as published, asked with chat messages, all at once."""
-    server = servers.stock("--model-path", str(demo_model), "--max-total-tokens", "8192", *FLOAT32)
-    endpoint = Endpoint(server.url, tokenizer=demo_tokenizer)
+    endpoint = Endpoint(stock_demo_server.url, tokenizer=demo_tokenizer)
 
     async def run() -> list[Response]:
         async with httpx.AsyncClient() as client:
@@ -32,10 +29,7 @@ def outside(demo_model: Path, demo_tokenizer: Any) -> list[Response]:
                        for q, b in zip(QUESTIONS, BUDGETS, strict=True)]
             return await asyncio.gather(*(double_query_async(endpoint, q, client) for q in queries))
 
-    try:
-        return asyncio.run(run())
-    finally:
-        server.stop()
+    return asyncio.run(run())
 
 
 def test_thinking_is_cut_and_the_prefix_cached(outside: list[Response], demo_tokenizer: Any) -> None:

@@ -7,7 +7,6 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ import httpx
 import pytest
 import requests
 import servers
-from conftest import FLOAT32
 from scripted_model import EOS
 from transformers import AutoTokenizer
 
@@ -41,11 +39,9 @@ def tokenizer(scripted_model: Path) -> Any:
     return AutoTokenizer.from_pretrained(scripted_model)
 
 
-@pytest.fixture(scope="module")
-def server(scripted_model: Path) -> Iterator[servers.Server]:
-    server = servers.stock("--model-path", str(scripted_model), "--enable-cache-report", *FLOAT32)
-    yield server
-    assert not server.stop()
+@pytest.fixture
+def server(stock_scripted_server: servers.Server) -> servers.Server:
+    return stock_scripted_server
 
 
 @pytest.fixture(params=APIS)
@@ -264,4 +260,4 @@ def test_command_without_a_server() -> None:
 
 def test_imports_neither_torch_nor_sglang() -> None:
     code = "import sys, sglang_ext.double_query.__main__; print({'torch', 'sglang', 'numpy'} & set(sys.modules))"
-    assert servers.run("-c", code).stdout.strip() == "set()"
+    assert servers.run("-c", code, cold=True).stdout.strip() == "set()"

@@ -102,24 +102,25 @@ def chat(server: servers.Server, **body: Any) -> dict[str, Any]:
     ({"reasoning": {"effort": "low", "max_tokens": 7}}, 7),
     ({"reasoning_effort": "low", "think_budget": -1}, -1),
 ], ids=str)
-def test_chat(told_server: servers.Server, body: dict[str, Any], budget: int) -> None:
+def test_chat(scripted_server: servers.Server, body: dict[str, Any], budget: int) -> None:
     """An effort gives the budget that the operator wrote; an explicit budget wins over it."""
-    assert chat(told_server, **body)["think"]["budget"] == budget
+    assert chat(scripted_server, **body)["think"]["budget"] == budget
 
 
-def test_a_percentage_for_several_choices(told_server: servers.Server) -> None:
-    choices = chat(told_server, reasoning_effort="medium", n=2)["think"]["choices"]
+def test_a_percentage_for_several_choices(scripted_server: servers.Server) -> None:
+    choices = chat(scripted_server, reasoning_effort="medium", n=2)["think"]["choices"]
     assert [think["budget"] for think in choices] == [10, 10]
 
 
 @pytest.mark.parametrize("body", [{"reasoning_effort": "minimal"}, {"reasoning_effort": 0.5}, {}], ids=str)
-def test_an_effort_that_the_map_does_not_know_has_no_budget(told_server: servers.Server, body: dict[str, Any]) -> None:
-    assert "think" not in chat(told_server, **body)
+def test_an_effort_that_the_map_does_not_know_has_no_budget(scripted_server: servers.Server,
+                                                            body: dict[str, Any]) -> None:
+    assert "think" not in chat(scripted_server, **body)
 
 
-def test_a_percentage_without_a_length_is_of_the_context_left(told_server: servers.Server) -> None:
+def test_a_percentage_without_a_length_is_of_the_context_left(scripted_server: servers.Server) -> None:
     """`told` has a context of 2,048 tokens; sglang leaves one of it unused."""
-    usage = chat(told_server, reasoning_effort="medium", max_tokens=None, stop="answer")
+    usage = chat(scripted_server, reasoning_effort="medium", max_tokens=None, stop="answer")
     assert usage["think"]["budget"] == (2048 - usage["prompt_tokens"] - 1) // 4
 
 
@@ -130,17 +131,17 @@ def test_a_percentage_without_a_length_is_of_the_context_left(told_server: serve
     ({"chat_template_kwargs": {"reasoning_effort": "low"}}, 2),
     ({"reasoning": {"summary": "auto"}}, None),
 ], ids=str)
-def test_responses(told_server: servers.Server, body: dict[str, Any], budget: int | None) -> None:
+def test_responses(scripted_server: servers.Server, body: dict[str, Any], budget: int | None) -> None:
     """An effort that the client did not write is sglang's default, and no budget. sglang takes two tokens off
     `max_output_tokens`."""
-    response = told_server.post("/v1/responses", {"model": "told", "temperature": 0, "max_output_tokens": 42,
+    response = scripted_server.post("/v1/responses", {"model": "told", "temperature": 0, "max_output_tokens": 42,
                                                   "input": LOOP, **body})
     assert response.status_code == 200, response.text
     assert response.json()["usage"].get("think", {}).get("budget") == budget
 
 
-def test_messages(told_server: servers.Server) -> None:
-    response = told_server.post("/v1/messages", {"model": "told", "temperature": 0, "max_tokens": 40,
+def test_messages(scripted_server: servers.Server) -> None:
+    response = scripted_server.post("/v1/messages", {"model": "told", "temperature": 0, "max_tokens": 40,
                                                  "messages": [{"role": "user", "content": LOOP}],
                                                  "output_config": {"effort": "low"}})
     assert response.json()["usage"]["think"]["budget"] == 2

@@ -124,7 +124,7 @@ def judge(odd: Odd, response: requests.Response) -> None:
 
 
 @pytest.fixture
-def neighbour(told_server: servers.Server) -> Iterator[list[list[int]]]:
+def neighbour(scripted_server: servers.Server) -> Iterator[list[list[int]]]:
     """Responses without a budget, one after the other until the test ends."""
     seen: list[list[int]] = []
     done = threading.Event()
@@ -132,7 +132,7 @@ def neighbour(told_server: servers.Server) -> Iterator[list[list[int]]]:
 
     def ask() -> None:
         while not done.is_set():
-            seen.append(told_server.generate(**body)["output_ids"])
+            seen.append(scripted_server.generate(**body)["output_ids"])
 
     thread = threading.Thread(target=ask)
     thread.start()
@@ -141,11 +141,11 @@ def neighbour(told_server: servers.Server) -> Iterator[list[list[int]]]:
     thread.join()
 
 
-def test_odd_budgets(told_server: servers.Server, neighbour: list[list[int]]) -> None:
+def test_odd_budgets(scripted_server: servers.Server, neighbour: list[list[int]]) -> None:
     rng = random.Random(11)
     odd = [odd_request(rng) for _ in range(REQUESTS)]
     with ThreadPoolExecutor(8) as pool:
-        responses = list(pool.map(lambda o: told_server.post(o.path, o.body, timeout=60), odd))
+        responses = list(pool.map(lambda o: scripted_server.post(o.path, o.body, timeout=60), odd))
     for each, response in zip(odd, responses, strict=True):
         judge(each, response)
     statuses = [r.status_code for r in responses]
@@ -158,9 +158,9 @@ def test_odd_budgets(told_server: servers.Server, neighbour: list[list[int]]) ->
 @pytest.mark.parametrize("path", ["/generate", "/v1/chat/completions", "/v1/completions", "/v1/responses",
                                   "/v1/messages"])
 @pytest.mark.parametrize("text", ["{", '{"think_budget": NaN}', '{"think_budget": }', "[]", "null", "5", '"budget"'])
-def test_bodies_that_are_no_request(told_server: servers.Server, path: str, text: str) -> None:
+def test_bodies_that_are_no_request(scripted_server: servers.Server, path: str, text: str) -> None:
     """Whatever they are answered (sglang's own check of a chat fails on what is no object), the server goes on."""
     headers = {"Content-Type": "application/json"}
-    response = requests.post(told_server.url + path, data=text, headers=headers, timeout=30)
+    response = requests.post(scripted_server.url + path, data=text, headers=headers, timeout=30)
     assert response.status_code >= 400
-    assert told_server.generate(text="x", sampling_params={"max_new_tokens": 1})
+    assert scripted_server.generate(text="x", sampling_params={"max_new_tokens": 1})

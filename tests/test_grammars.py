@@ -13,9 +13,11 @@ from typing import Any
 
 import pytest
 import servers
-from conftest import FLOAT32
 from scripted_model import EOS, Scripts, build_scripted_model
+from servers import FLOAT32
 from transformers import AutoTokenizer
+
+pytestmark = pytest.mark.served
 
 SCRIPTS = Scripts(
     [

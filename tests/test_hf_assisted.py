@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from test_hf import NEW, OPEN, Writer, randomized, think
+from hf_writer import NEW, OPEN, Writer, randomized
+from told_model import think
 from transformers import AutoModelForCausalLM, LogitsProcessor
 
 from sglang_ext.hf import processor as module

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import servers
 import torch
-from test_hf import OPEN, Writer
+from hf_writer import OPEN, Writer
 
 QUESTIONS = ["How many days are in three weeks?", "Tell me a story about a fox."]
 NEW = 40

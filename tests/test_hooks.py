@@ -106,7 +106,7 @@ def test_the_pinned_version_is_the_one_the_hooks_are_for() -> None:
 @pytest.mark.parametrize("start", ["", "import sys; sys.path.insert(0, '.'); "])
 def test_pypis_kernels_package_is_not_shadowed(start: str) -> None:
     code = "import kernels, sglang_ext.budget.kernels as k; print(kernels.__file__, k.__file__)"
-    done = servers.run("-c", start + code)
+    done = servers.run("-c", start + code, cold=True)
     pypis, ours = done.stdout.split()
     assert "site-packages" in pypis
     assert Path(ours) == servers.ROOT / "kernels" / "budget" / "__init__.py"
@@ -117,5 +117,6 @@ def test_pure_layer_imports_no_engine() -> None:
     modules = ("config", "cli", "vocab", "budget.contract", "budget.automaton", "budget.markers", "budget.admission",
                "budget.service", "budget.kernels")
     names = ", ".join(f"sglang_ext.{m}" for m in modules)
-    done = servers.run("-c", f"import sys, {names}; print([m for m in sys.modules if m.split('.')[0] == 'sglang'])")
+    done = servers.run("-c", f"import sys, {names}; print([m for m in sys.modules if m.split('.')[0] == 'sglang'])",
+                       cold=True)
     assert done.stdout.strip() == "[]", done.stderr

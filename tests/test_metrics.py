@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
 from typing import Any
 
 import pytest
@@ -16,38 +15,21 @@ from told_model import CLOSE, LOOP, PLAIN, STOPS, THREE
 OUTCOMES = "sglang_ext:think_outcomes_total"
 
 
-def samples(server: servers.Server) -> list[Any]:
-    """Our samples in one scrape."""
-    text = requests.get(server.url + "/metrics", timeout=60).text
-    return [s for family in text_string_to_metric_families(text) for s in family.samples
-            if s.name.startswith("sglang_ext:")]
-
-
-def scraped(server: servers.Server) -> Counter[str]:
-    """Our numbers in one scrape; outcomes as `name{outcome}`, buckets left out."""
-    numbers: Counter[str] = Counter()
-    for sample in samples(server):
-        if not sample.name.endswith("_bucket"):
-            outcome = sample.labels.get("outcome")
-            numbers[sample.name if outcome is None else f"{sample.name}{{{outcome}}}"] += sample.value  # type: ignore[assignment]
-    return numbers
-
-
 def counted(server: servers.Server, *bodies: dict[str, Any]) -> dict[str, float]:
     """What the requests add to the counters."""
-    before = scraped(server)
+    before = server.metrics()
     for body in bodies:
         params = {"max_new_tokens": 12, "temperature": 0, **body.pop("sampling_params", {})}
         server.generate(sampling_params=params, **body)
-    return dict(scraped(server) - before)
+    return dict(server.metrics() - before)
 
 
 def prompt(last: str, budget: Any) -> dict[str, Any]:
     return {"text": "<think>" + last, "sampling_params": {"think_budget": budget}}
 
 
-def test_requests_are_counted_to_the_token(told_server: servers.Server) -> None:
-    added = counted(told_server, prompt(THREE, 9), prompt(LOOP, 4), prompt(LOOP, 5), prompt(STOPS, 9),
+def test_requests_are_counted_to_the_token(scripted_server: servers.Server) -> None:
+    added = counted(scripted_server, prompt(THREE, 9), prompt(LOOP, 4), prompt(LOOP, 5), prompt(STOPS, 9),
                     prompt(LOOP, -1), {"text": PLAIN, "sampling_params": {"think_budget": 3}})
     assert added == {
         "sglang_ext:think_tokens_total": 6 + 4 + 5 + 1 + 12,
@@ -58,39 +40,39 @@ def test_requests_are_counted_to_the_token(told_server: servers.Server) -> None:
     }
 
 
-def test_requests_without_a_budget_are_not_counted(told_server: servers.Server) -> None:
-    assert counted(told_server, {"text": "<think>" + LOOP}) == {}
+def test_requests_without_a_budget_are_not_counted(scripted_server: servers.Server) -> None:
+    assert counted(scripted_server, {"text": "<think>" + LOOP}) == {}
 
 
-def test_a_request_of_several_choices_counts_each(told_server: servers.Server) -> None:
+def test_a_request_of_several_choices_counts_each(scripted_server: servers.Server) -> None:
     body = prompt(LOOP, 4)
     body["sampling_params"]["n"] = 3
-    before = scraped(told_server)
-    told_server.post("/generate", {"text": body["text"], "sampling_params": {"max_new_tokens": 12, "temperature": 0,
+    before = scripted_server.metrics()
+    scripted_server.post("/generate", {"text": body["text"], "sampling_params": {"max_new_tokens": 12, "temperature": 0,
                                                                              **body["sampling_params"]}})
-    assert scraped(told_server)[f"{OUTCOMES}{{forced}}"] - before[f"{OUTCOMES}{{forced}}"] == 3
+    assert scripted_server.metrics()[f"{OUTCOMES}{{forced}}"] - before[f"{OUTCOMES}{{forced}}"] == 3
 
 
-def test_an_abort_while_thinking_is_open(told_server: servers.Server) -> None:
-    before = scraped(told_server)
+def test_an_abort_while_thinking_is_open(scripted_server: servers.Server) -> None:
+    before = scripted_server.metrics()
     body = {"rid": "doomed", "text": "<think>" + LOOP,
             "sampling_params": {"max_new_tokens": 1900, "temperature": 0, "think_budget": -1}}
-    thread = threading.Thread(target=told_server.post, args=("/generate", body))
+    thread = threading.Thread(target=scripted_server.post, args=("/generate", body))
     thread.start()
     time.sleep(1)
-    told_server.post("/abort_request", {"rid": "doomed"})
+    scripted_server.post("/abort_request", {"rid": "doomed"})
     thread.join()
-    added = scraped(told_server) - before
+    added = scripted_server.metrics() - before
     assert added[f"{OUTCOMES}{{open}}"] == 1
     assert 0 < added["sglang_ext:think_tokens_total"] < 1900
 
 
 @pytest.mark.parametrize("name", ["sglang_ext:think_tokens_total", OUTCOMES])
-def test_labels_are_sglangs(told_server: servers.Server, name: str) -> None:
-    counted(told_server, prompt(LOOP, 4))
-    text = requests.get(told_server.url + "/metrics", timeout=60).text
+def test_labels_are_sglangs(scripted_server: servers.Server, name: str) -> None:
+    counted(scripted_server, prompt(LOOP, 4))
+    text = requests.get(scripted_server.url + "/metrics", timeout=60).text
     own = next(s for family in text_string_to_metric_families(text) for s in family.samples
                if s.name == "sglang:num_requests_total")
-    sample = next(s for s in samples(told_server) if s.name == name)
+    sample = next(s for s in scripted_server.samples() if s.name == name)
     assert set(sample.labels) - {"outcome"} == set(own.labels) - {"is_streaming"}
     assert sample.labels["model_name"] == "told"

@@ -23,8 +23,8 @@ FORCED = think(4, 4, CLOSE, "forced")
 
 
 @pytest.fixture(scope="module")
-def client(told_server: servers.Server) -> openai.OpenAI:
-    return openai.OpenAI(base_url=told_server.url + "/v1", api_key="none", max_retries=0)
+def client(scripted_server: servers.Server) -> openai.OpenAI:
+    return openai.OpenAI(base_url=scripted_server.url + "/v1", api_key="none", max_retries=0)
 
 
 def chat(client: openai.OpenAI, stream: bool, body: dict[str, Any]) -> Any:

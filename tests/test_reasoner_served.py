@@ -19,6 +19,8 @@ from sglang_ext.demo.reasoner import reasoner
 from sglang_ext.demo.reasoner.messages import QWEN
 from sglang_ext.demo.train_reasoner import Job, train
 
+pytestmark = pytest.mark.served
+
 MOST_BYTES = 8 << 20
 SUM = "Add 17, 25, 38, 64, 9, 51, 83."
 ANSWERS = {SUM: "287", "What is 45 + 12 - 30 + 8?": "35", "What is the largest of 23, 87, 4, 61?": "87",

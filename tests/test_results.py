@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 import requests
 import servers
-from conftest import FLOAT32
-from test_metrics import scraped
 from told_model import CLOSE, LOOP, OPENS, PLAIN, STOPS, THREE, think
 
 FORCED = think(4, 4, CLOSE, "forced")
@@ -38,27 +36,28 @@ def says(prompt: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": prompt}]
 
 
-def test_completions(told_server: servers.Server) -> None:
-    usage = asked(told_server, "/v1/completions", {"prompt": "<think>" + LOOP, "max_tokens": 12, "think_budget": 4})
+def test_completions(scripted_server: servers.Server) -> None:
+    usage = asked(scripted_server, "/v1/completions", {"prompt": "<think>" + LOOP, "max_tokens": 12, "think_budget": 4})
     assert usage["think"] == FORCED
     assert usage["completion_tokens_details"] == {"reasoning_tokens": 4 + CLOSE}
 
 
-def test_chat(told_server: servers.Server) -> None:
+def test_chat(scripted_server: servers.Server) -> None:
     """Failure 22: a client sees that and why its thinking ended."""
-    usage = asked(told_server, "/v1/chat/completions", {"messages": says(LOOP), "max_tokens": 12, "think_budget": 4})
+    body = {"messages": says(LOOP), "max_tokens": 12, "think_budget": 4}
+    usage = asked(scripted_server, "/v1/chat/completions", body)
     assert usage["think"] == FORCED
     assert usage["completion_tokens_details"] == {"reasoning_tokens": 4 + CLOSE}
 
 
-def test_responses(told_server: servers.Server) -> None:
-    usage = asked(told_server, "/v1/responses", {"input": LOOP, "max_output_tokens": 14, "think_budget": 4})
+def test_responses(scripted_server: servers.Server) -> None:
+    usage = asked(scripted_server, "/v1/responses", {"input": LOOP, "max_output_tokens": 14, "think_budget": 4})
     assert usage["think"] == FORCED
     assert usage["output_tokens_details"] == {"reasoning_tokens": 4 + CLOSE}
 
 
-def test_messages(told_server: servers.Server) -> None:
-    usage = asked(told_server, "/v1/messages", {"messages": says(LOOP), "max_tokens": 12, "think_budget": 4})
+def test_messages(scripted_server: servers.Server) -> None:
+    usage = asked(scripted_server, "/v1/messages", {"messages": says(LOOP), "max_tokens": 12, "think_budget": 4})
     assert usage["think"] == FORCED
     assert usage["output_tokens_details"] == {"thinking_tokens": 4 + CLOSE}
 
@@ -66,14 +65,14 @@ def test_messages(told_server: servers.Server) -> None:
 @pytest.mark.parametrize(("path", "prompt"), [
     ("/v1/completions", {"prompt": "<think>" + LOOP}), ("/v1/chat/completions", {"messages": says(LOOP)}),
 ], ids=str)
-def test_streams_of_openai(told_server: servers.Server, path: str, prompt: dict[str, Any]) -> None:
+def test_streams_of_openai(scripted_server: servers.Server, path: str, prompt: dict[str, Any]) -> None:
     """The last chunk has the usage; with `continuous_usage_stats` every chunk says how far the thinking has come."""
     body = {**prompt, "max_tokens": 12, "think_budget": 4}
-    last = events(told_server, path, {**body, "stream_options": {"include_usage": True}})[-1]
+    last = events(scripted_server, path, {**body, "stream_options": {"include_usage": True}})[-1]
     assert last["choices"] == []
     assert last["usage"]["think"] == FORCED
     assert last["usage"]["completion_tokens_details"] == {"reasoning_tokens": 4 + CLOSE}
-    every = events(told_server, path, {**body, "stream_options": {"include_usage": True,
+    every = events(scripted_server, path, {**body, "stream_options": {"include_usage": True,
                                                                   "continuous_usage_stats": True}})
     counts = [e["usage"]["reasoning_tokens"] for e in every if e.get("usage")]
     assert counts == sorted(counts)
@@ -83,35 +82,35 @@ def test_streams_of_openai(told_server: servers.Server, path: str, prompt: dict[
     assert open_
 
 
-def test_stream_of_responses(told_server: servers.Server) -> None:
-    last = events(told_server, "/v1/responses", {"input": LOOP, "max_output_tokens": 14, "think_budget": 4})[-1]
+def test_stream_of_responses(scripted_server: servers.Server) -> None:
+    last = events(scripted_server, "/v1/responses", {"input": LOOP, "max_output_tokens": 14, "think_budget": 4})[-1]
     assert last["type"] in ("response.completed", "response.incomplete")
     assert last["response"]["usage"]["think"] == FORCED
     assert last["response"]["usage"]["output_tokens_details"] == {"reasoning_tokens": 4 + CLOSE}
 
 
-def test_stream_of_messages(told_server: servers.Server) -> None:
-    every = events(told_server, "/v1/messages", {"messages": says(LOOP), "max_tokens": 12, "think_budget": 4})
+def test_stream_of_messages(scripted_server: servers.Server) -> None:
+    every = events(scripted_server, "/v1/messages", {"messages": says(LOOP), "max_tokens": 12, "think_budget": 4})
     usage = next(e["usage"] for e in every if e["type"] == "message_delta")
     assert usage["think"] == FORCED
     assert usage["output_tokens_details"] == {"thinking_tokens": 4 + CLOSE}
     assert "think" not in next(e["message"]["usage"] for e in every if e["type"] == "message_start")
 
 
-def test_several_choices(told_server: servers.Server) -> None:
+def test_several_choices(scripted_server: servers.Server) -> None:
     """Usage sums them up and has the object of each, in the order of the choices."""
     body = {"prompt": ["<think>" + THREE, "<think>" + LOOP], "max_tokens": 12, "think_budget": 7}
     expected = {"tokens": 6 + 7, "forced_tokens": CLOSE,
                 "choices": [think(7, 6, 0, "natural"), think(7, 7, CLOSE, "forced")]}
-    usage = asked(told_server, "/v1/completions", body)
+    usage = asked(scripted_server, "/v1/completions", body)
     assert usage["think"] == expected
     assert usage["completion_tokens_details"] == {"reasoning_tokens": 6 + 7 + CLOSE}
-    last = events(told_server, "/v1/completions", {**body, "stream_options": {"include_usage": True}})[-1]
+    last = events(scripted_server, "/v1/completions", {**body, "stream_options": {"include_usage": True}})[-1]
     assert last["usage"]["think"] == expected
 
 
-def test_choices_of_chat(told_server: servers.Server) -> None:
-    response = told_server.post("/v1/chat/completions", {
+def test_choices_of_chat(scripted_server: servers.Server) -> None:
+    response = scripted_server.post("/v1/chat/completions", {
         "model": "told", "messages": says(LOOP), "max_tokens": 12, "temperature": 0, "n": 2, "think_budget": 4,
         "return_meta_info": True}).json()
     assert response["usage"]["think"] == {"tokens": 8, "forced_tokens": 2 * CLOSE, "choices": [FORCED, FORCED]}
@@ -124,9 +123,9 @@ def test_choices_of_chat(told_server: servers.Server) -> None:
     (LOOP, 12, -1, think(-1, 12, 0, "open")),
     (LOOP, CLOSE, 0, think(0, 0, CLOSE, "forced")),
 ])
-def test_outcomes(told_server: servers.Server, prompt: str, tokens: int, budget: int,
+def test_outcomes(scripted_server: servers.Server, prompt: str, tokens: int, budget: int,
                   outcome: dict[str, Any]) -> None:
-    usage = asked(told_server, "/v1/chat/completions", {"messages": says(prompt), "max_tokens": 12,
+    usage = asked(scripted_server, "/v1/chat/completions", {"messages": says(prompt), "max_tokens": 12,
                                                         "think_budget": budget})
     assert usage["think"] == outcome
     assert usage["reasoning_tokens"] == tokens
@@ -134,38 +133,38 @@ def test_outcomes(told_server: servers.Server, prompt: str, tokens: int, budget:
 
 @pytest.mark.parametrize(("prompt", "tokens"), [("<think>" + THREE, 6), ("<think>" + LOOP, 20), (PLAIN, 0),
                                                 (OPENS, 15)])
-def test_without_a_budget_the_thinking_is_counted_all_the_same(told_server: servers.Server, prompt: str,
+def test_without_a_budget_the_thinking_is_counted_all_the_same(scripted_server: servers.Server, prompt: str,
                                                                tokens: int) -> None:
     """Failure 12: `reasoning_tokens` was 0 on endpoints that do not ask for reasoning. Nothing else is added."""
     body = {"prompt": prompt, "max_tokens": 20}
-    usage = asked(told_server, "/v1/completions", body)
+    usage = asked(scripted_server, "/v1/completions", body)
     assert usage["reasoning_tokens"] == tokens
     assert "think" not in usage
     assert usage["completion_tokens_details"] == ({"reasoning_tokens": tokens} if tokens else None)
     params = {"max_new_tokens": 20, "temperature": 0}
-    assert told_server.generate(text=prompt, sampling_params=params)["meta_info"]["reasoning_tokens"] == tokens
+    assert scripted_server.generate(text=prompt, sampling_params=params)["meta_info"]["reasoning_tokens"] == tokens
 
 
-def test_every_endpoint_counts_the_same_without_a_budget(told_server: servers.Server) -> None:
+def test_every_endpoint_counts_the_same_without_a_budget(scripted_server: servers.Server) -> None:
     """Failure 12, on the other endpoints."""
-    chat = asked(told_server, "/v1/chat/completions", {"messages": says(THREE), "max_tokens": 12})
-    responses = asked(told_server, "/v1/responses", {"input": THREE, "max_output_tokens": 14})
-    messages = asked(told_server, "/v1/messages", {"messages": says(THREE), "max_tokens": 12})
+    chat = asked(scripted_server, "/v1/chat/completions", {"messages": says(THREE), "max_tokens": 12})
+    responses = asked(scripted_server, "/v1/responses", {"input": THREE, "max_output_tokens": 14})
+    messages = asked(scripted_server, "/v1/messages", {"messages": says(THREE), "max_tokens": 12})
     assert chat["completion_tokens_details"] == {"reasoning_tokens": 6}
     assert responses["output_tokens_details"] == {"reasoning_tokens": 6}
     assert messages["output_tokens_details"] == {"thinking_tokens": 6}
     assert not {"think"} & {*chat, *responses, *messages}
 
 
-def test_a_stop_string_ends_the_count(told_server: servers.Server) -> None:
+def test_a_stop_string_ends_the_count(scripted_server: servers.Server) -> None:
     """What stands behind a stop is not in the response, and not in its count."""
-    result = told_server.generate(text="<think>" + THREE, sampling_params={"max_new_tokens": 20, "temperature": 0,
+    result = scripted_server.generate(text="<think>" + THREE, sampling_params={"max_new_tokens": 20, "temperature": 0,
                                                                            "stop": "two", "think_budget": 9})
     assert result["meta_info"]["reasoning_tokens"] == 2
     assert result["meta_info"]["think"] == think(9, 2, 0, "open")
 
 
-def test_a_server_says_what_it_serves(told_server: servers.Server) -> None:
+def test_a_server_says_what_it_serves(scripted_server: servers.Server) -> None:
     expected = {
         "default": -1, "max": None, "answer_tokens": 0, "markers": {"start": "<think>", "end": "</think>"},
         "spellings": ["think_budget", "thinking_budget", "thinking_token_budget", "max_thinking_tokens",
@@ -173,18 +172,10 @@ def test_a_server_says_what_it_serves(told_server: servers.Server) -> None:
         "effort": {"low": 2, "medium": "25%", "high": -1},
     }
     for path in ("/server_info", "/get_server_info"):
-        assert requests.get(told_server.url + path, timeout=60).json()["think_budget"] == expected
-    cards = requests.get(told_server.url + "/v1/models", timeout=60).json()["data"]
+        assert requests.get(scripted_server.url + path, timeout=60).json()["think_budget"] == expected
+    cards = requests.get(scripted_server.url + "/v1/models", timeout=60).json()["data"]
     assert [card["think_budget"] for card in cards] == [expected]
-    assert requests.get(told_server.url + "/v1/models/told", timeout=60).json()["think_budget"] == expected
-
-
-@pytest.fixture(scope="module")
-def stock_server(told_model: Path) -> Iterator[servers.Server]:
-    server = servers.stock("--model-path", str(told_model), "--reasoning-parser", "qwen3", "--max-total-tokens", "4096",
-                           "--served-model-name", "told", *FLOAT32)
-    yield server
-    assert not server.stop()
+    assert requests.get(scripted_server.url + "/v1/models/told", timeout=60).json()["think_budget"] == expected
 
 
 COUNTS = ("reasoning_tokens", "completion_tokens_details", "output_tokens_details")
@@ -207,18 +198,19 @@ def lasting(value: Any) -> Any:
     ("/v1/responses", {"input": THREE, "max_output_tokens": 14}),
     ("/v1/messages", {"messages": says(THREE), "max_tokens": 12}),
 ], ids=lambda value: value if isinstance(value, str) else "")
-def test_without_a_budget_an_answer_is_as_published(told_server: servers.Server, stock_server: servers.Server,
-                                                    path: str, body: dict[str, Any]) -> None:
+def test_without_a_budget_an_answer_is_as_published(scripted_server: servers.Server,
+                                                    stock_scripted_server: servers.Server, path: str,
+                                                    body: dict[str, Any]) -> None:
     """Failure 11: a request without a budget is untouched, but for the count of its thinking."""
     ours, stock = (lasting(s.post(path, {"model": "told", "temperature": 0, **body}).json())
-                   for s in (told_server, stock_server))
+                   for s in (scripted_server, stock_scripted_server))
     assert ours == stock
 
 
 @pytest.fixture(scope="module")
-def other_server(told_model: Path) -> Iterator[servers.Server]:
+def other_server(scripted_model: Path) -> Iterator[servers.Server]:
     """Markers named by the operator, no reasoning parser, a default and a ceiling, drafts, two tokenizer workers."""
-    server = servers.launch("--model-path", str(told_model), "--think-start", "<think>", "--think-end", "</think>",
+    server = servers.launch("--model-path", str(scripted_model), "--think-start", "<think>", "--think-end", "</think>",
                             "--think-budget", "5", "--think-budget-max", "9", "--tokenizer-worker-num", "2",
                             "--speculative-ngram-capacity", "100000", "--speculative-algorithm", "NGRAM",
                             "--speculative-num-draft-tokens", "5",
@@ -227,6 +219,7 @@ def other_server(told_model: Path) -> Iterator[servers.Server]:
     assert not server.stop(signal.SIGTERM, seconds=90)
 
 
+@pytest.mark.served
 def test_without_a_parser_and_with_drafts(other_server: servers.Server) -> None:
     """Failure 12: the count needs no parser, and what a draft holds beyond the end is not in it."""
     for _ in range(2):  # drafts come from what was said before
@@ -240,15 +233,17 @@ def test_without_a_parser_and_with_drafts(other_server: servers.Server) -> None:
             assert set(details.values()) == {5 + CLOSE}
 
 
+@pytest.mark.served
 def test_the_ceiling_is_advertised(other_server: servers.Server) -> None:
     told = requests.get(other_server.url + "/server_info", timeout=60).json()["think_budget"]
     assert (told["default"], told["max"]) == (5, 9)
 
 
+@pytest.mark.served
 def test_workers_share_their_metrics(other_server: servers.Server) -> None:
     """Two processes count; a scrape of either has the sum."""
-    before = scraped(other_server)
+    before = other_server.metrics()
     for _ in range(6):
         asked(other_server, "/v1/completions", {"prompt": "<think>" + LOOP, "max_tokens": 12})
-    after = [scraped(other_server) for _ in range(4)]
+    after = [other_server.metrics() for _ in range(4)]
     assert {a["sglang_ext:think_tokens_total"] - before["sglang_ext:think_tokens_total"] for a in after} == {30}

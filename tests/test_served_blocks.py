@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 import servers
-from conftest import FLOAT32
+from script_client import OPEN, Script
 from scripted_model import EOS, Scripts, build_scripted_model
-from test_served_markers import OPEN, Script
+from servers import FLOAT32
 from transformers import AutoTokenizer
+
+pytestmark = pytest.mark.served
 
 SCRIPTS = Scripts(
     [

@@ -5,45 +5,16 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import requests
 import servers
-from conftest import FLOAT32
+from demo_requests import BUDGETS, NEW, body, check_all, prompts
 from rescan import Rescan
-
-QUESTIONS = [
-    "How many days are in three weeks?",
-    "Name the capital of France.",
-    "Write a Python function that adds two numbers.",
-    "What is 17 + 25?",
-    "Tell me a story about a fox.",
-    "Why is the sky blue?",
-    "List three prime numbers.",
-    "Translate 'good morning' to Spanish.",
-]
-BUDGETS = [None, 0, 1, 7, 64, -1, 3, 12, 0, None, 1, 30, 7, 2, -1, 5]
-NEW = 96
-
-
-def prompts(tokenizer: Any, n: int, prefix: str = "") -> list[str]:
-    return [
-        tokenizer.apply_chat_template(
-            [{"role": "user", "content": prefix + QUESTIONS[i % len(QUESTIONS)] + " " * (i // len(QUESTIONS))}],
-            tokenize=False, add_generation_prompt=True,
-        )
-        for i in range(n)
-    ]
-
-
-def body(prompt: str, budget: Any = None, new: int = NEW, **extra: Any) -> dict[str, Any]:
-    params = {"temperature": 0, "max_new_tokens": new, "ignore_eos": True, **extra.pop("sampling_params", {})}
-    if budget is not None:
-        params["think_budget"] = budget
-    return {"text": prompt, "sampling_params": params, **extra}
+from servers import FLOAT32
 
 
 @pytest.fixture(scope="module")
@@ -52,27 +23,10 @@ def close(demo_tokenizer: Any) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def free(demo_model: Path, demo_tokenizer: Any) -> list[list[int]]:
+def free(stock_demo_server: servers.Server, demo_tokenizer: Any) -> list[list[int]]:
     """What stock sglang answers to the 16 prompts, in one batch."""
-    server = servers.stock("--model-path", str(demo_model), "--max-total-tokens", "8192", *FLOAT32)
-    try:
-        results = server.generate_all([body(p) for p in prompts(demo_tokenizer, len(BUDGETS))])
-    finally:
-        server.stop()
+    results = stock_demo_server.generate_all([body(p) for p in prompts(demo_tokenizer, len(BUDGETS))])
     return [r["output_ids"] for r in results]
-
-
-def check_all(results: Sequence[dict[str, Any]], free: Sequence[Sequence[int]], close: Sequence[int],
-              rescan: Rescan, budgets: Sequence[int | None] = BUDGETS) -> None:
-    for result, stock_ids, budget in zip(results, free, budgets, strict=True):
-        ids, think = result["output_ids"], result["meta_info"].get("think")
-        if budget is None:
-            assert think is None
-        if budget in (None, -1):
-            assert ids == stock_ids[: len(ids)]
-            continue
-        rescan.check_forced(ids, budget, close, stock_ids)
-        assert think == {"budget": budget, "tokens": budget, "forced_tokens": len(close), "outcome": "forced"}
 
 
 def test_sixteen_mixed_budgets(demo_server: servers.Server, demo_tokenizer: Any, demo_rescan: Rescan,
@@ -225,6 +179,7 @@ def tight_server(demo_model: Path) -> Iterator[servers.Server]:
     assert not server.stop()
 
 
+@pytest.mark.served
 def test_chunked_prefill_and_retraction(tight_server: servers.Server, demo_tokenizer: Any, demo_rescan: Rescan,
                                         close: list[int]) -> None:
     """Against the same server without budgets. No `ignore_eos`: with it, sglang admits only what surely fits."""
@@ -237,6 +192,7 @@ def test_chunked_prefill_and_retraction(tight_server: servers.Server, demo_token
     check_all(limited, [r["output_ids"] for r in plain], close, demo_rescan)
 
 
+@pytest.mark.served
 def test_prompts_longer_than_a_chunk(tight_server: servers.Server, demo_tokenizer: Any, close: list[int]) -> None:
     long = prompts(demo_tokenizer, 4, prefix="Some context first: " + "the fox runs over the hill. " * 20)
     for result in tight_server.generate_all([body(p, b, new=24) for p, b in zip(long, (0, 2, 5, 9), strict=True)]):

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 import servers
-from conftest import FLOAT32
+from script_client import OPEN, Script
 from scripted_model import EOS, Scripts, build_scripted_model
-from test_served_markers import OPEN, Script
+from servers import FLOAT32
 from transformers import AutoTokenizer
 
 from sglang_ext.budget.contract import STOP_MESSAGE
+
+pytestmark = pytest.mark.served
 
 RESERVE = 6
 SMILE, E_ACUTE = list("ðŁĺĢ"), list("Ã©")  # the bytes of two characters, as byte-level BPE writes them

@@ -5,37 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import servers
-from conftest import FLOAT32
+from script_client import OPEN, Script
 from scripted_model import EOS, TURN, Scripts, build_scripted_model
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
-
-OPEN = "<think>\n"
-
-
-class Script:
-    """Asks a scripted server and speaks in pieces."""
-
-    def __init__(self, server: servers.Server, tokenizer: PreTrainedTokenizerFast) -> None:
-        self.server = server
-        self.tokenizer = tokenizer
-
-    def ask(self, prompt: str, start: str, budget: Any, new: int = 24,
-            **params: Any) -> tuple[list[str], dict[str, Any]]:
-        """Pieces of the response, and its think object."""
-        ids = [*self.tokenizer.encode(prompt), self._id(start)]
-        result = self.server.generate(input_ids=ids, sampling_params={
-            "temperature": 0, "max_new_tokens": new, "think_budget": budget, **params})
-        return [self._piece(i) for i in result["output_ids"]], result["meta_info"].get("think", {})
-
-    def _id(self, piece: str) -> int:
-        return int(self.tokenizer.convert_tokens_to_ids(piece))
-
-    def _piece(self, i: int) -> str:
-        return str(self.tokenizer.convert_ids_to_tokens(i)).replace("Ċ", "\n").replace("Ġ", " ")
+from servers import FLOAT32
+from transformers import AutoTokenizer
 
 
 @pytest.fixture(scope="module")
@@ -187,6 +163,7 @@ def special(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Script]:
     assert not server.stop()
 
 
+@pytest.mark.served
 def test_special_marker_natural_end(special: Script) -> None:
     """Failure 6: a parser declares nothing to exclude. The markers were found among the tokenizer's added tokens; no
     reasoning parser was named."""
@@ -195,6 +172,7 @@ def test_special_marker_natural_end(special: Script) -> None:
     assert think == {"budget": 9, "tokens": 3, "forced_tokens": 0, "outcome": "natural"}
 
 
+@pytest.mark.served
 @pytest.mark.parametrize("budget", [0, 1, 2])
 def test_special_marker_forced_with_the_templates_line_break(special: Script, budget: int) -> None:
     """Failure 25: the line break of the template comes twice."""
@@ -203,24 +181,28 @@ def test_special_marker_forced_with_the_templates_line_break(special: Script, bu
     assert think == {"budget": budget, "tokens": budget, "forced_tokens": 2, "outcome": "forced"}
 
 
+@pytest.mark.served
 def test_text_that_begins_like_the_marker_is_not_completed(special: Script) -> None:
     """Where the marker is one token, `<` is a less-than sign."""
     got, _ = special.ask(OPEN, "P2", 2, new=8)
     assert got[:4] == ["x", "<", "</think>", "\n\n"]
 
 
+@pytest.mark.served
 def test_default_budget_applies_to_requests_that_say_nothing(special: Script) -> None:
     ids = [*special.tokenizer.encode(OPEN), special.tokenizer.convert_tokens_to_ids("loop")]
     result = special.server.generate(input_ids=ids, sampling_params={"temperature": 0, "max_new_tokens": 12})
     assert result["meta_info"]["think"] == {"budget": 5, "tokens": 5, "forced_tokens": 2, "outcome": "forced"}
 
 
+@pytest.mark.served
 def test_special_start_marker_at_a_line_start(special: Script) -> None:
     got, think = special.ask("", "P3", 2, new=12)
     assert got[:7] == ["intro", "\n", "<think>", "idea", "loop", "</think>", "\n\n"]
     assert think["outcome"] == "forced"
 
 
+@pytest.mark.served
 def test_no_end_of_sequence_right_after_a_forced_end(special: Script) -> None:
     """Failure 8: the template's line break is followed by EOS in this script, and must not be."""
     got, _ = special.ask(OPEN, "P1", 1, logit_bias={str(special.tokenizer.convert_tokens_to_ids(EOS)): 50.0})
@@ -228,6 +210,7 @@ def test_no_end_of_sequence_right_after_a_forced_end(special: Script) -> None:
     assert got[at + 1] != EOS
 
 
+@pytest.mark.served
 def test_retraction_in_every_phase(scripted_model: Path) -> None:
     """Rows that leave and come back while thinking, in a message, in the marker and after it end up the same."""
     message = "enough of this, the answer comes now. " * 2

@@ -12,15 +12,11 @@ from typing import Any
 
 import pytest
 import servers
+from demo_requests import BUDGETS, body, check_all, prompts
 from rescan import Rescan
-from test_served_budget import BUDGETS, body, check_all, prompts
+from scripted_requests import LIMITS, OPEN, STARTS, answers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-OPEN = "<think>\n"
-STARTS = [(OPEN, "loop"), (OPEN, "P1"), (OPEN, "P2"), ("", "P3"), ("", "P4"), (OPEN, "P5"), ("", "loop")]
-LIMITS: list[Any] = [None, -1, 0, 1, 2, 3, 5, 8, 17, {"max_tokens": 6, "message": "loolooploanswer"},
-                     {"max_tokens": 12, "min_tokens": 10}, {"max_tokens": 9, "grace_tokens": 8},
-                     {"max_tokens": 20, "answer_tokens": 18}]
 NGRAM = ("--speculative-ngram-capacity", "100000", "--speculative-algorithm", "NGRAM",
          "--speculative-num-draft-tokens")
 
@@ -47,11 +43,6 @@ def requests_(tokenizer: PreTrainedTokenizerFast) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def plain(scripted_server: servers.Server, requests_: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return answers(scripted_server, requests_)
-
-
-def answers(server: servers.Server, bodies: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Results in batches of 16."""
-    return [r for at in range(0, len(bodies), 16) for r in server.generate_all(bodies[at : at + 16])]
 
 
 @pytest.fixture(scope="module", params=[1, 5, 16])
@@ -97,6 +88,7 @@ def speculating_demo(demo_model: Path) -> Iterator[servers.Server]:
     assert not server.stop()
 
 
+@pytest.mark.served
 def test_sixteen_mixed_budgets(speculating_demo: servers.Server, demo_tokenizer: Any, demo_rescan: Rescan) -> None:
     """Against the same server without budgets: drafted and plain steps have other batch shapes, so other last bits."""
     close = demo_tokenizer.encode("</think>") + demo_tokenizer.encode("\n\n")
@@ -106,6 +98,7 @@ def test_sixteen_mixed_budgets(speculating_demo: servers.Server, demo_tokenizer:
     check_all(limited, free, close, demo_rescan)
 
 
+@pytest.mark.served
 def test_two_samples_and_a_grammar(speculating_demo: servers.Server, demo_tokenizer: Any) -> None:
     """The grammar begins after the forced end, in a verification as in a plain step."""
     body_ = {"messages": [{"role": "user", "content": "Give me a number as JSON."}], "temperature": 0.7, "n": 2,

@@ -223,6 +223,7 @@ def test_rows_skip_to_where_they_were() -> None:
     assert (third[1] == skipped[1]).all()
 
 
+@pytest.mark.served
 def test_loads_in_transformers_and_sglang(trained: Path) -> None:
     """Both load the checkpoint, and write the same greedy text."""
     tokenizer = AutoTokenizer.from_pretrained(trained)

@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 import servers
-from test_served_speculation import LIMITS, OPEN, STARTS, answers
+from scripted_requests import LIMITS, OPEN, STARTS, answers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from uag_models import build_random_model, build_spoken_draft, build_spoken_model, pad_vocabulary
+
+pytestmark = pytest.mark.served
 
 FLAGS = ("--reasoning-parser", "qwen3", "--dtype", "float32", "--max-running-requests", "16")
 MESSAGE = "Enough of it: the answer is"

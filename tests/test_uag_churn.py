@@ -23,6 +23,8 @@ from test_churn import AT_ONCE, Case, Model, check, random_case, serve
 from transformers import AutoTokenizer
 from uag_models import build_spoken_draft, build_spoken_model
 
+pytestmark = pytest.mark.served
+
 REQUESTS = 300
 
 

@@ -19,6 +19,8 @@ from uag_models import build_random_model
 from sglang_ext.demo.reasoner import reasoner
 from sglang_ext.uag.ranks import Ranks
 
+pytestmark = pytest.mark.served
+
 TWO_RANKS = ("--demo", "reasoner", "--tp", "2", "--dtype", "float32", "--max-running-requests", "8")
 ASKED = ["Add 17, 25, 38, 64, 9, 51, 83.", "What is 45 + 12 - 30 + 8?", "What is the largest of 23, 87, 4, 61?",
          "How many of 23, 87, 4, 61 are above 50?", 'Say "river".', "What colour is the sky?"]

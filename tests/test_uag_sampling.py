@@ -224,6 +224,7 @@ def samples(model: Path, *flags: str) -> tuple[dict[str, int], dict[str, int]]:
     return dict(Counter(" ".join(map(str, r["output_ids"])) for r in results)), dict(drafts)
 
 
+@pytest.mark.served
 def test_samples_of_a_server(tmp_path: Path) -> None:
     for name in ("target", "draft"):
         (tmp_path / name).mkdir()

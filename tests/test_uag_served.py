@@ -20,6 +20,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from sglang.srt.sampling.custom_logit_processor import DisallowedTokensLogitsProcessor
 from uag_models import build_random_model
 
+pytestmark = pytest.mark.served
+
 SHIPPED = servers.ROOT / "sglang_ext" / "demo" / "models" / "smollm2-draft"
 NEW = 24
 TEXTS = [

@@ -3,20 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from tokenizers import AddedToken
-from uag_tokenizers import byte_level, vocabulary
+from uag_tokenizers import made, vocabulary
 
 from sglang_ext.uag.specials import SpecialMap
 from sglang_ext.uag.vocabulary import Vocabulary
-
-
-def made(*special: str, text: tuple[str, ...] = (), bos: str | None = None, pad: str | None = None) -> Vocabulary:
-    """Byte-level BPE with these control tokens, the first its end of text, and added tokens that are text."""
-    tokenizer = byte_level(special=special)
-    tokenizer.add_tokens([AddedToken(t, normalized=False) for t in text])
-    tokenizer.bos_token = bos
-    tokenizer.pad_token = pad
-    return Vocabulary.of(tokenizer)
 
 
 def both_ways(target: Vocabulary, draft: Vocabulary, **override: str) -> tuple[dict[str, object], dict[str, str]]:

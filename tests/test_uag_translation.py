@@ -9,8 +9,18 @@ from typing import Any
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from test_uag_specials import made
-from uag_tokenizers import ABLE, WITH_ALL_BYTES, byte_level, text, tokenizer, translator, vocabulary, writable, written
+from uag_tokenizers import (
+    ABLE,
+    WITH_ALL_BYTES,
+    byte_level,
+    made,
+    text,
+    tokenizer,
+    translator,
+    vocabulary,
+    writable,
+    written,
+)
 
 from sglang_ext.uag.specials import SpecialMap
 from sglang_ext.uag.translation import Proposal, Reading, Translator

@@ -1,14 +1,11 @@
-"""A scripted model that is talked to in text: the prompt's last character chooses what it says.
+"""The part of the scripted model that is talked to in text: the prompt's last character chooses what it says.
 
 Every count in a response of it is known: how many tokens it thinks, what is forced, how thinking ends.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from scripted_model import EOS, Scripts, build_scripted_model
-
+EOS = "<|end|>"
 TEMPLATE = ("<|turn|>{% if enable_thinking is not defined or enable_thinking %}<think>{% endif %}"
             "{{ messages[-1]['content'] }}")
 """The last message stands inside the block that the prompt opens, so that its last character is the prompt's."""
@@ -21,18 +18,13 @@ OPENS = "5"  # writes a line, opens a block, thinks for ever
 CLOSE = 3
 """Tokens of the end marker."""
 
-SCRIPTS = Scripts([
+SEQUENCES = [
     [THREE, "one", "two", "three", "</", "think", ">", "\n\n", "answer", EOS],
     [LOOP, "loop", "lo", "loo", "loop"],
-    [STOPS, "half", EOS],
+    [STOPS, "partly", EOS],
     [PLAIN, "plain", "words", EOS],
     [OPENS, "intro", "\n", "<t", "hin", "k>", "idea", "loop"],
-])
-
-
-def build(folder: Path) -> Path:
-    """Write checkpoint and tokenizer into `folder`."""
-    return build_scripted_model(folder, SCRIPTS, TEMPLATE)
+]
 
 
 def think(budget: int, tokens: int, forced: int, outcome: str) -> dict[str, int | str]:

@@ -180,3 +180,12 @@ def written(vocabulary: Vocabulary, ids: Sequence[int]) -> bytes:
 def writable(name: str, body: str) -> str:
     """The text without the characters that this vocabulary cannot write."""
     return "".join(filter(vocabulary(name).writes, body))
+
+
+def made(*special: str, text: tuple[str, ...] = (), bos: str | None = None, pad: str | None = None) -> Vocabulary:
+    """Byte-level BPE with these control tokens, the first its end of text, and added tokens that are text."""
+    tokenizer = byte_level(special=special)
+    tokenizer.add_tokens([AddedToken(t, normalized=False) for t in text])
+    tokenizer.bos_token = bos
+    tokenizer.pad_token = pad
+    return Vocabulary.of(tokenizer)

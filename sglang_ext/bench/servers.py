@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import psutil  # type: ignore[import-untyped]
 import requests
@@ -31,6 +31,20 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 CPU_FLAGS = {"--device": "cpu", "--attention-backend": "torch_native", "--max-total-tokens": "16384"}
 """What sglang as published needs on a machine without a GPU, and a pool that leaves memory to others."""
 Kind = Literal["ours", "stock"]
+
+
+class Process(Protocol):
+    """The part of `subprocess.Popen` that a server needs."""
+
+    pid: int
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+    def send_signal(self, sig: int) -> None: ...
+
+    def kill(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -106,7 +120,10 @@ def process(command: Sequence[str], log: Path, shown: str, environment: dict[str
                                      stderr=subprocess.STDOUT, env=_environment(environment or {}),
                                      start_new_session=True)
             server = Server(f"http://127.0.0.1:{port}", shown, popen)
-        _wait(server, popen, port, log)
+        try:
+            wait_until_it_answers(popen, port, log)
+        except RuntimeError as error:
+            raise BenchError(f"the server did not start: {shown}\n{error}\nAll of its output: {log}") from None
         yield server
     finally:
         with undisturbed():
@@ -116,20 +133,28 @@ def process(command: Sequence[str], log: Path, shown: str, environment: dict[str
 
 def stop(server: Server) -> None:
     """End a server of ours and all its descendants; those that do not end by themselves are killed."""
-    popen = server.process
-    if popen is None:
-        return
-    children = _descendants(popen.pid)
-    if popen.poll() is None:
-        popen.terminate()
+    if server.process is not None:
+        end(server.process, signal.SIGTERM, STOP_SECONDS)
+
+
+def end(process: Process, how: int, seconds: float) -> list[psutil.Process]:
+    """End a process by a signal; return its descendants that outlived it, which are killed.
+
+    Args:
+        seconds: time that the process has to end by itself.
+    """
+    children = descendants(process.pid)
+    if process.poll() is None:
+        process.send_signal(how)
     try:
-        popen.wait(STOP_SECONDS)
+        process.wait(seconds)
     except subprocess.TimeoutExpired:
-        popen.kill()
-        popen.wait()
+        process.kill()
+        process.wait()
     _, alive = psutil.wait_procs(children, timeout=5)
     for child in alive:
         child.kill()
+    return list(alive)
 
 
 def free_port() -> int:
@@ -181,14 +206,18 @@ def model_name(url: str) -> str:
                          f"({type(error).__name__}); accepted: the address of one, without /v1") from None
 
 
-def _wait(server: Server, popen: subprocess.Popen[bytes], port: int, log: Path) -> None:
+def wait_until_it_answers(process: Process, port: int, log: Path) -> None:
+    """Wait until a server's process answers `/health` on its port.
+
+    Raises:
+        RuntimeError: it ended, another has its port, or it did not answer in time; with the end of its output.
+    """
     deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline and popen.poll() is None and TAKEN not in log.read_bytes():
-        if answers(server.url, "/health") and _listens(popen.pid, port):
+    while time.monotonic() < deadline and process.poll() is None and TAKEN not in log.read_bytes():
+        if answers(f"http://127.0.0.1:{port}", "/health") and _listens(process.pid, port):
             return
         time.sleep(0.3)
-    tail = "\n".join(log.read_text(errors="replace").splitlines()[-12:])
-    raise BenchError(f"the server did not start: {server.command}\n{tail}\nAll of its output: {log}")
+    raise RuntimeError("\n".join(log.read_text(errors="replace").splitlines()[-30:]))
 
 
 def _environment(extra: dict[str, str]) -> dict[str, str]:
@@ -211,14 +240,15 @@ def _gpu() -> bool:
 
 def _listens(pid: int, port: int) -> bool:
     """Whether it is this process or one that it started that listens on a port: another's answers are not measured."""
-    for process in [psutil.Process(pid), *_descendants(pid)]:
+    for process in [psutil.Process(pid), *descendants(pid)]:
         with suppress(psutil.Error):
             if any(c.laddr.port == port and c.status == psutil.CONN_LISTEN for c in process.net_connections("tcp")):
                 return True
     return False
 
 
-def _descendants(pid: int) -> list[psutil.Process]:
+def descendants(pid: int) -> list[psutil.Process]:
+    """All processes that a process started, and those that these started."""
     try:
         return psutil.Process(pid).children(recursive=True)
     except psutil.NoSuchProcess:
