@@ -18,8 +18,8 @@ import pytest
 import servers
 import torch
 from safetensors.torch import load_file, save_file
-from scipy.stats import chi2_contingency
-from transformers import AutoTokenizer
+from scipy.stats import chi2_contingency, chisquare
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from uag_models import build_spoken_draft, build_spoken_model
 
 VOCAB, DRAWS, ROOT = 64, 20_000, 0
@@ -205,23 +205,20 @@ def make_noisy(folder: Path) -> Path:
     return folder
 
 
-SAMPLES, AT_ONCE = 4000, 8
+SAMPLES, AT_ONCE, TOP_K, LENGTH = 4000, 8, 6, 3
 
 
-def samples(model: Path, *flags: str) -> tuple[dict[str, int], dict[str, int]]:
-    """How often each response of three tokens comes from a server, and its counts of drafts."""
-    start = AutoTokenizer.from_pretrained(model).convert_tokens_to_ids("loop")
-    server = servers.launch("--model-path", str(model), "--dtype", "float32", "--max-running-requests", "64",
-                            "--random-seed", "11", *flags)
-    try:
-        params = {"temperature": 1.0, "top_k": 6, "max_new_tokens": 3, "ignore_eos": True, "n": SAMPLES // AT_ONCE}
-        results = [r for group in server.generate_all([{"input_ids": [start], "sampling_params": params}] * AT_ONCE)
-                   for r in group]
-    finally:
-        assert not server.stop()
-    drafts = sum((Counter({k: r["meta_info"]["uag"][k] for k in ("proposed", "accepted")}) for r in results
-                  if "uag" in r["meta_info"]), Counter())
-    return dict(Counter(" ".join(map(str, r["output_ids"])) for r in results)), dict(drafts)
+def exact(model: Path, start: int) -> dict[str, float]:
+    """Probability of each response of three tokens: a token's successor depends on nothing else."""
+    target = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    with torch.no_grad():
+        top = target(input_ids=torch.arange(target.config.vocab_size)[:, None]).logits[:, -1].topk(TOP_K)
+    likely, successors_ = torch.softmax(top.values, -1).tolist(), top.indices.tolist()
+    paths = {(start,): 1.0}
+    for _ in range(LENGTH):
+        paths = {(*path, token): p * q for path, p in paths.items()
+                 for token, q in zip(successors_[path[-1]], likely[path[-1]], strict=True)}
+    return {" ".join(map(str, path[1:])): p for path, p in paths.items()}
 
 
 @pytest.mark.served
@@ -229,13 +226,29 @@ def test_samples_of_a_server(tmp_path: Path) -> None:
     for name in ("target", "draft"):
         (tmp_path / name).mkdir()
     target, draft = make_noisy(tmp_path / "target"), build_spoken_draft(tmp_path / "draft")
-    plain, _ = samples(target)
-    drafted, counts = samples(target, "--speculative-algorithm", "UAG", "--speculative-draft-model-path", str(draft),
-                              "--speculative-num-draft-tokens", "4", "--uag-lengths", "fixed")
-    assert sum(plain.values()) == sum(drafted.values()) == SAMPLES
-    assert len(plain) > 50
-    assert counts["proposed"] > counts["accepted"] > 0.1 * SAMPLES
-    assert agreement(plain, drafted) > ENOUGH
+    start = AutoTokenizer.from_pretrained(target).convert_tokens_to_ids("loop")
+    server = servers.launch("--model-path", str(target), "--dtype", "float32", "--max-running-requests", "64",
+                            "--random-seed", "11", "--speculative-algorithm", "UAG", "--speculative-draft-model-path",
+                            str(draft), "--speculative-num-draft-tokens", "4", "--uag-lengths", "fixed")
+    try:
+        params = {"temperature": 1.0, "top_k": TOP_K, "max_new_tokens": LENGTH, "ignore_eos": True,
+                  "n": SAMPLES // AT_ONCE}
+        results = [r for group in server.generate_all([{"input_ids": [start], "sampling_params": params}] * AT_ONCE)
+                   for r in group]
+    finally:
+        assert not server.stop()
+    drawn = Counter(" ".join(map(str, r["output_ids"])) for r in results)
+    proposed, accepted = (sum(r["meta_info"]["uag"][key] for r in results) for key in ("proposed", "accepted"))
+    assert sum(drawn.values()) == SAMPLES
+    assert proposed > accepted > 0.1 * SAMPLES
+    expected = exact(target, start)
+    assert drawn.keys() <= expected.keys()
+    often = [path for path, p in expected.items() if p * SAMPLES >= 5]
+    assert len(often) > 50
+    counts = [drawn[path] for path in often]
+    wanted = [expected[path] * SAMPLES for path in often]
+    rest = [SAMPLES - sum(counts)], [SAMPLES - sum(wanted)]
+    assert chisquare(counts + rest[0], wanted + rest[1]).pvalue > ENOUGH
 
 
 if __name__ == "__main__":
