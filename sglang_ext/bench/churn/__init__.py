@@ -156,7 +156,7 @@ def page(record: Record) -> Page:
     if broken:
         tables.append(Table("Violations", ["request", "endpoint", "what", "body"], shown))
     return Page("Churn: the contract of think budgets under load",
-                "Random requests, many at a time: whole responses and streams, aborted ones and ones whose client left, "
+                "Random requests, many at a time: whole responses and streams, aborted ones, ones whose client left, "
                 "budgets in all forms and none, refused ones. Every answer is checked from its ids.",
                 of_run, [], tables)
 

@@ -46,7 +46,7 @@ class Maker:
         """Request `number` of the run."""
         rng = Random(f"churn {self.seed} {number}")
         messages, ids = rng.choice(self.prompts)
-        path = rng.choice((GENERATE, GENERATE, CHAT if messages else COMPLETIONS, COMPLETIONS))
+        path = rng.choice((GENERATE, COMPLETIONS, CHAT, CHAT) if messages else (GENERATE, COMPLETIONS))
         kind = rng.choice(KINDS)
         kind = "whole" if kind == "abort" and path == COMPLETIONS else kind
         max_new = rng.randint(1, self.max_tokens) if rng.random() < 0.8 else rng.randint(1, min(FEW, self.max_tokens))

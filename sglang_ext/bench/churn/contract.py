@@ -23,6 +23,8 @@ def check(served: Served, ask: Ask, answer: Answer, seen: Seen) -> list[str]:
     """Violations in an answer; empty if there are none."""
     if ask.kind == "bad":
         return _refusal(ask, answer)
+    if answer.status == 400 and _unwritable(ask, answer):
+        return []
     if answer.status != 200:
         return [f"status: {answer.status} instead of 200: {answer.error[:300]}"]
     faults = list(answer.faults)
@@ -43,6 +45,11 @@ def _refusal(ask: Ask, answer: Answer) -> list[str]:
     if answer.status != 400:
         return [f"refusal: {answer.status} instead of 400: {answer.error[:300]}"]
     return [] if ask.field in answer.error else [f"refusal: {ask.field!r} is not named: {answer.error[:300]}"]
+
+
+def _unwritable(ask: Ask, answer: Answer) -> bool:
+    """Whether a message was refused that not every vocabulary can write."""
+    return not (ask.wish.message or "").isascii() and "message" in answer.error
 
 
 def _choice(served: Served, ask: Ask, prompt: Sequence[int], choice: Choice, seen: Seen
