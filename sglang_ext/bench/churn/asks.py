@@ -91,7 +91,7 @@ class Maker:
         value: dict[str, Any] = {"max_tokens": most}
         top = max_new if most < 0 else most
         if rng.random() < 0.3:
-            value["min_tokens"] = rng.randint(0, min(top, FEW))
+            value["min_tokens"] = rng.randint(0, rng.choice((min(top, FEW), top)))
         if most >= 0 and rng.random() < 0.35:
             value["grace_tokens"] = rng.randint(0, most)
         if rng.random() < 0.6:
