@@ -88,12 +88,18 @@ def _form(served: Served, ask: Ask, choice: Choice) -> Iterator[str]:
 
 
 def _written(served: Served, choice: Choice) -> bool:
-    """Whether the text is what the ids write, but for the stop at its end, and a character that is not complete."""
-    whole = served.text(choice.ids).decode(errors="replace")
-    if not whole.startswith(choice.text.rstrip("\ufffd")):
+    """Whether the text is what the ids write, but for the stop at its end, and for bytes that are no characters.
+
+    What a server shows of an id that its tokenizer does not know is not defined, so such a response passes.
+    """
+    if not all(0 <= i < len(served.pieces) and served.pieces[i] for i in choice.ids):
+        return True
+    whole, text = (part.replace("\ufffd", "") for part in
+                   (served.text(choice.ids).decode(errors="replace"), choice.text))
+    if not whole.startswith(text):
         return False
-    rest = whole[len(choice.text.rstrip("\ufffd")) :].rstrip("\ufffd")
-    if isinstance(choice.matched, int) and 0 <= choice.matched < len(served.pieces):
+    rest = whole[len(text) :]
+    if isinstance(choice.matched, int):
         return rest in ("", served.text([choice.matched]).decode(errors="replace"))
     if isinstance(choice.matched, str):
         return choice.matched in whole and (not rest or rest.startswith(choice.matched))
