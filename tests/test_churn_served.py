@@ -15,12 +15,14 @@ import requests
 import servers
 import told_model as told
 from churn_exact import OPEN, Exact, watch
-from conftest import FLOAT32
-from scripted_model import SCRIPTS, Scripts, build_scripted_model
+from scripted_model import TOLD_TOO, Scripts
+from servers import FLOAT32
 from uag_models import SPOKEN, build_spoken_draft, build_spoken_model
 
 from sglang_ext.bench.__main__ import main
 from sglang_ext.demo.reasoner import reasoner
+
+pytestmark = pytest.mark.served
 
 STARTS = [(OPEN, "loop"), (OPEN, "loop"), (OPEN, "P1"), ("", "P3"), ("", "P4"), (OPEN, "P5")]
 SAID = [told.THREE, told.LOOP, told.LOOP, told.STOPS, told.PLAIN, told.OPENS]
@@ -31,7 +33,7 @@ TIGHT = ("--schedule-conservativeness", "0.01", "--chunked-prefill-size", "16", 
 """A pool that does not hold the requests to their end, small chunks, some requests before others."""
 NGRAM = ("--speculative-algorithm", "NGRAM", "--speculative-ngram-capacity", "100000",
          "--speculative-num-draft-tokens", "5")
-EVERY = frozenset(("forced", "natural", "eos", "open", "none", "grace"))
+UAG = ("--speculative-algorithm", "UAG", "--uag-lengths", "fixed", "--speculative-num-draft-tokens", "6")
 
 
 @dataclass(frozen=True)
@@ -39,47 +41,43 @@ class Kind:
     """A kind of server.
 
     Attributes:
-        model: makes the checkpoint in a folder; None for the demo reasoner.
         flags: of launch.py, beside the model's.
         variables: of its environment.
+        model: makes a checkpoint in a folder; None for the scripted model that tests share.
         draft: makes the draft's checkpoint.
-        scripts: what the model says.
-        starts, said: prompts in ids, and conversations.
+        scripts: what the model says, where that is known.
+        talks: whether it has a chat template for the scripts.
         requests: how many are sent.
         outcomes: that the answers must have among them.
         retracted: fewest requests that are taken off their slots, as far as the answers tell.
         default: its budget.
     """
 
-    model: Callable[[Path], Path] | None
     flags: Sequence[str]
     variables: dict[str, str]
-    scripts: Scripts | None = None
+    model: Callable[[Path], Path] | None = None
     draft: Callable[[Path], Path] | None = None
-    starts: Sequence[tuple[str, str]] = ()
-    said: Sequence[str] = ()
+    scripts: Scripts | None = TOLD_TOO
+    talks: bool = True
     requests: int = 300
-    outcomes: frozenset[str] = EVERY - {"grace"}
+    outcomes: frozenset[str] = frozenset(("forced", "natural", "eos", "open", "none"))
     retracted: int = 0
     default: int = -1
 
 
-def scripted(folder: Path) -> Path:
-    return build_scripted_model(folder, SCRIPTS)
-
-
+PLAIN = Kind((), {})
 KINDS = {
-    "plain": Kind(told.build, (*PARSER, *FLOAT32), {}, told.SCRIPTS, said=SAID),
-    "tight": Kind(scripted, (*PARSER, *FLOAT32, *TIGHT, "--max-total-tokens", "280", "--enable-mixed-chunk"), TAKEN_OFF,
-                  SCRIPTS, starts=STARTS, retracted=20),
-    "ngram": Kind(scripted, (*PARSER, "--dtype", "float32", *NGRAM), {}, SCRIPTS, starts=STARTS),
-    "dp": Kind(told.build, (*PARSER, *FLOAT32, "--dp", "2", "--tokenizer-worker-num", "2", "--think-budget", "6",
-                            "--max-total-tokens", "4096"), {}, told.SCRIPTS, said=SAID, default=6),
-    "uag": Kind(build_spoken_model, (*PARSER, "--dtype", "float32", *TIGHT, "--max-total-tokens", "400",
-                                     "--speculative-num-draft-tokens", "6", "--uag-lengths", "fixed"),
-                {**TAKEN_OFF, "SGLANG_EXT_UAG_OVERLAP": "1"}, SPOKEN, build_spoken_draft, STARTS, retracted=20),
-    "tp": Kind(None, ("--tp", "2", "--dtype", "float32", "--max-running-requests", "8", "--uag-lengths", "fixed"), {},
-               draft=lambda _: reasoner(), requests=150, outcomes=frozenset(("forced", "natural", "open"))),
+    "tight": Kind((*PARSER, *FLOAT32, *TIGHT, "--max-total-tokens", "280", "--enable-mixed-chunk"), TAKEN_OFF,
+                  retracted=20),
+    "ngram": Kind((*PARSER, "--dtype", "float32", *NGRAM), {}),
+    "dp": Kind((*PARSER, *FLOAT32, "--dp", "2", "--tokenizer-worker-num", "2", "--think-budget", "6",
+                "--max-total-tokens", "4096"), {}, default=6),
+    "uag": Kind((*PARSER, "--dtype", "float32", *UAG, *TIGHT, "--max-total-tokens", "400"),
+                {**TAKEN_OFF, "SGLANG_EXT_UAG_OVERLAP": "1"}, build_spoken_model, build_spoken_draft, SPOKEN,
+                talks=False, retracted=20),
+    "tp": Kind((*PARSER, "--dtype", "float32", *UAG, "--tp", "2", "--max-running-requests", "8"), {},
+               lambda _: reasoner(), lambda _: reasoner(), None, requests=150,
+               outcomes=frozenset(("forced", "natural", "open"))),
 }
 
 
@@ -93,14 +91,13 @@ class Running:
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def running(request: pytest.FixtureRequest, scripted_model: Path,
+            tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     kind = KINDS[request.param]
-    model = kind.model(tmp_path_factory.mktemp("model")) if kind.model else reasoner()
-    flags = ["--model-path", str(model)] if kind.model else ["--demo", "reasoner"]
-    if kind.draft is not None:
-        flags += ["--speculative-algorithm", "UAG", "--speculative-draft-model-path",
-                  str(kind.draft(tmp_path_factory.mktemp("draft")))]
-    server = servers.launch(*flags, *kind.flags, **kind.variables)
+    model = kind.model(tmp_path_factory.mktemp("model")) if kind.model else scripted_model
+    draft = kind.draft(tmp_path_factory.mktemp("draft")) if kind.draft else None
+    drafting = () if draft is None else ("--speculative-draft-model-path", str(draft))
+    server = servers.launch("--model-path", str(model), *kind.flags, *drafting, **kind.variables)
     try:
         yield Running(kind, server, model)
     finally:
@@ -114,7 +111,7 @@ def churn(running: Running, folder: Path, monkeypatch: pytest.MonkeyPatch, seed:
     exact = Exact(running.model, kind.scripts, kind.default) if kind.scripts else None
     if exact is not None:
         watch(monkeypatch, exact)
-        dataset = exact.dataset(folder / "prompts.jsonl", kind.starts, kind.said)
+        dataset = exact.dataset(folder / "prompts.jsonl", STARTS, SAID if kind.talks else ())
         more = ["--dataset", str(dataset)]
     out = folder / "out"
     status = main(["churn", "--url", running.server.url, "--requests", str(kind.requests), "--concurrency", "24",
@@ -132,6 +129,13 @@ def test_no_answer_breaks_the_contract(running: Running, tmp_path: Path, monkeyp
     assert found["retractions"] >= kind.retracted
     assert found["undecided"] == 0
     assert found["statuses"].keys() == {"200", "400"}
+
+
+def test_a_plain_server(scripted_server: servers.Server, scripted_model: Path, tmp_path: Path,
+                        monkeypatch: pytest.MonkeyPatch) -> None:
+    found = churn(Running(PLAIN, scripted_server, scripted_model), tmp_path, monkeypatch, seed=19)
+    assert set(found["outcomes"]) >= PLAIN.outcomes
+    assert found["undecided"] == 0
 
 
 def test_nothing_is_left_behind(running: Running) -> None:
