@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+from bench_peer import peer
 
+from sglang_ext.bench.__main__ import main
 from sglang_ext.bench.churn.answers import Answer, Ask, Choice, Wish
 from sglang_ext.bench.churn.asks import GENERATE, Maker
 from sglang_ext.bench.churn.blocks import opens, readings
@@ -225,6 +228,13 @@ def test_what_a_prompt_opens(prompt: list[int], expected: tuple[bool, ...]) -> N
 ])
 def test_where_blocks_are(ids: list[int], thinking: set[int]) -> None:
     assert {reading.thinking for reading in readings(ONE, [A], ids)} == thinking
+
+
+def test_a_server_without_budgets_has_no_contract(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with peer(lambda body: (200, [{}])) as server:
+        assert main(["churn", "--url", server.url, "--out", str(tmp_path / "out")]) == 1
+    assert "think_budget in /server_info" in capsys.readouterr().err
+    assert server.bodies == []
 
 
 def test_what_is_left_in_a_server() -> None:

@@ -138,6 +138,24 @@ def test_a_plain_server(scripted_server: servers.Server, scripted_model: Path, t
     assert found["undecided"] == 0
 
 
+def test_a_violation_is_shown_with_its_request(scripted_server: servers.Server, tmp_path: Path,
+                                               monkeypatch: pytest.MonkeyPatch,
+                                               capsys: pytest.CaptureFixture[str]) -> None:
+    from sglang_ext.bench import churn as command
+
+    monkeypatch.setattr(command, "violations", lambda served, ask, *_: ["limit: broken"] if ask.number == 7 else [])
+    out = tmp_path / "out"
+    assert main(["churn", "--url", scripted_server.url, "--requests", "5", "--first", "4", "--out", str(out)]) == 1
+    said = capsys.readouterr().err
+    assert "violation: request 7" in said
+    assert f"curl -sN {scripted_server.url}/" in said
+    assert "1 of 5 requests break the contract" in said
+    rows = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+    assert [(row["number"], row["faults"]) for row in rows if row["type"] == "violation"] == [(7, ["limit: broken"])]
+    assert rows[-1] == {"type": "end", "state": "complete"}
+    assert "limit: broken" in (out / "report.html").read_text()
+
+
 def test_nothing_is_left_behind(running: Running) -> None:
     """sglang looks for leaks of the target's pool when it is idle, our worker for those of the draft's when the caches
     are emptied."""

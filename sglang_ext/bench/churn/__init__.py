@@ -27,7 +27,7 @@ from .client import send
 from .contract import check as violations
 from .placing import Seen
 from .prompts import prompts
-from .served import Served
+from .served import Served, advertised
 from .state import faults, info, settled, state
 
 HELP = "random requests of every kind at once, every answer checked against the contract"
@@ -63,6 +63,7 @@ def measure(args: argparse.Namespace, record: Run) -> None:
     """
     with common.server(args, record) as target:
         about = info(target.url, target.headers)
+        advertised(about)
         tokenizer = _tokenizer(args.tokenizer or about.get("tokenizer_path"))
         served = Served.of(about, tokenizer)
         maker = Maker(served, target.model, prompts(served, tokenizer, args.dataset, args.seed), args.max_tokens,

@@ -58,12 +58,9 @@ class Served:
             tokenizer: the served model's.
 
         Raises:
-            BenchError: the server has no think budgets, so there is no contract to check.
+            BenchError: as `advertised`.
         """
-        budgets = info.get("think_budget")
-        if not budgets:
-            raise BenchError("the server has no think budgets (think_budget in its /server_info is null); accepted: a "
-                             "server of this package whose model's markers are known")
+        budgets = advertised(info)
         start, end = (budgets["markers"][name].encode() for name in ("start", "end"))
         pieces, reserve = token_bytes(tokenizer), budgets["answer_tokens"]
         control = {i for i, token in added_tokens(tokenizer).items() if token.special}
@@ -86,3 +83,16 @@ class Served:
         if asked is not None:
             return asked
         return self.reserve if self.reserve >= 0 else max(1, min(MOST_RESERVED, max_new // SHARE_RESERVED))
+
+
+def advertised(info: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a server says of its think budgets.
+
+    Raises:
+        BenchError: it has none, so there is no contract to check.
+    """
+    budgets = info.get("think_budget")
+    if not budgets:
+        raise BenchError("the server says nothing of think budgets (think_budget in /server_info); accepted: a server "
+                         "of this package whose model's markers are known")
+    return dict(budgets)
