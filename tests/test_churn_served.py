@@ -68,13 +68,13 @@ class Kind:
 PLAIN = Kind((), {})
 KINDS = {
     "tight": Kind((*PARSER, *FLOAT32, *TIGHT, "--max-total-tokens", "280", "--enable-mixed-chunk"), TAKEN_OFF,
-                  retracted=20),
+                  retracted=5),
     "ngram": Kind((*PARSER, "--dtype", "float32", *NGRAM), {}),
     "dp": Kind((*PARSER, *FLOAT32, "--dp", "2", "--tokenizer-worker-num", "2", "--think-budget", "6",
                 "--max-total-tokens", "4096"), {}, default=6),
     "uag": Kind((*PARSER, "--dtype", "float32", *UAG, *TIGHT, "--max-total-tokens", "400"),
                 {**TAKEN_OFF, "SGLANG_EXT_UAG_OVERLAP": "1"}, build_spoken_model, build_spoken_draft, SPOKEN,
-                talks=False, retracted=20),
+                talks=False, retracted=5),
     "tp": Kind((*PARSER, "--dtype", "float32", *UAG, "--tp", "2", "--max-running-requests", "8"), {},
                lambda _: reasoner(), lambda _: reasoner(), None, requests=150,
                outcomes=frozenset(("forced", "natural", "open"))),
