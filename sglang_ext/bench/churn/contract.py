@@ -75,7 +75,7 @@ def _form(served: Served, ask: Ask, choice: Choice) -> Iterator[str]:
     count = len(choice.ids)
     if choice.completion_tokens is not None and choice.completion_tokens != count:
         yield f"completion_tokens: {choice.completion_tokens} reported, {count} ids"
-    if count > ask.max_new:
+    if count > ask.max_new and choice.finish != "abort":  # sglang does not cut what drafts brought with the abort
         yield f"length: {count} ids, of {ask.max_new}"
     if choice.finish == "length" and count != ask.max_new:
         yield f"finish: by length after {count} ids, of {ask.max_new}"
