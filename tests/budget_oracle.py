@@ -151,11 +151,12 @@ def replay(rules: Rules, sampled: Sequence[int]) -> View:
         view.scanner.line_starts = []
     _due(view, chosen=False)
     for token in sampled:
-        _take(view, token)
+        take(view, token)
     return view
 
 
-def _take(view: View, token: int) -> None:
+def take(view: View, token: int) -> None:
+    """One more sampled token."""
     rules, scanner = view.scanner.rules, view.scanner
     if not view.pending and scanner.inside and token in rules.eos_ids and rules.eos_closes:
         view.pending, view.reason = _ending(view, message=False), "eos"

@@ -13,9 +13,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from .errors import BenchError
+from .errors import BenchError, Violated
 
-COMMANDS = ("budget", "overhead", "uag", "double-query", "accuracy")
+COMMANDS = ("budget", "overhead", "uag", "double-query", "accuracy", "churn")
 NEEDED = ("matplotlib", "jinja2", "scipy", "aiohttp")
 USAGE, FAILED, INTERRUPTED = 2, 1, 130
 
@@ -44,7 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command.
 
     Returns:
-        0; 1 if it failed; 2 for a bad command line; 130 if it was interrupted. What was measured by then is reported.
+        0; 1 if it failed or found the contract broken; 2 for a bad command line; 130 if it was interrupted. What was
+        measured by then is reported.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
@@ -77,6 +78,8 @@ def _measure(args: argparse.Namespace, argv: list[str]) -> int:
             module.measure(args, run)
     except KeyboardInterrupt:
         state, status = "interrupted", INTERRUPTED
+    except Violated as error:
+        status = _complain(str(error), FAILED)
     except BenchError as error:
         state, status = "failed", _complain(str(error), FAILED)
     run.add("end", state=state)

@@ -19,13 +19,20 @@ from .report import Table
 MAX_TOKENS = 256
 
 
-def add_server_flags(parser: argparse.ArgumentParser, demo: str = "reasoner") -> None:
-    """Flags that say what is measured: a server of our own, or one that runs already."""
+def add_server_flags(parser: argparse.ArgumentParser, demo: str = "reasoner", peers: bool = True) -> None:
+    """Flags that say what is measured: a server of our own, or one that runs already.
+
+    Args:
+        peers: whether that can be another implementation's.
+    """
     group = parser.add_argument_group("server")
-    group.add_argument("--url", type=options.url, help="a server that runs already, any OpenAI-compatible one")
+    group.add_argument("--url", type=options.url, help="a server that runs already" +
+                       (", any OpenAI-compatible one" if peers else ""))
     group.add_argument("--model", metavar="NAME", help="its model's name (default: the first that it lists)")
-    group.add_argument("--budget-field", default=OURS, metavar="NAME", help="how it spells a budget, such as "
-                       "thinking_token_budget or chat_template_kwargs.thinking_budget (default: %(default)s)")
+    if peers:
+        group.add_argument("--budget-field", metavar="NAME", help="how it spells a budget, such as "
+                           "thinking_token_budget or chat_template_kwargs.thinking_budget (default: %(default)s)")
+    parser.set_defaults(budget_field=OURS)
     group.add_argument("--api-key", help="sent as a bearer token")
     group.add_argument("--demo", choices=tuple(DEMOS), default=demo, help="model of our server (default: %(default)s)")
     group.add_argument("--model-path", metavar="M", help="another model for our server")
@@ -33,14 +40,22 @@ def add_server_flags(parser: argparse.ArgumentParser, demo: str = "reasoner") ->
                        help="more flags of our server: --server-flags=\"...\"")
 
 
-def add_load_flags(parser: argparse.ArgumentParser) -> None:
-    """Flags that say what is asked."""
+def add_load_flags(parser: argparse.ArgumentParser, answers: bool = True, max_tokens: int = MAX_TOKENS) -> None:
+    """Flags that say what is asked.
+
+    Args:
+        answers: whether answers are compared with the right ones.
+        max_tokens: default of the longest response.
+    """
     group = parser.add_argument_group("load")
     group.add_argument("--dataset", type=options.existing, metavar="FILE", help='JSONL of {"messages": [...]}, as '
-                       "sglang's openai data set, \"answer\" where one is right (default: sums and the like)")
-    group.add_argument("--check", choices=tuple(workload.CHECKS), default="exact", help="where the right answer has to "
-                       "be: all of an answer, its last number, or anywhere in it (default: %(default)s)")
-    group.add_argument("--max-tokens", type=options.whole(1), default=MAX_TOKENS, metavar="N",
+                       "sglang's openai data set" + (', "answer" where one is right' if answers else
+                       ', or of {"prompt": text or ids}') + " (default: sums and the like)")
+    if answers:
+        group.add_argument("--check", choices=tuple(workload.CHECKS), help="where the right answer has to be: all of "
+                           "an answer, its last number, or anywhere in it (default: %(default)s)")
+    parser.set_defaults(check="exact")
+    group.add_argument("--max-tokens", type=options.whole(1), default=max_tokens, metavar="N",
                        help="most tokens of a response (default: %(default)s)")
     group.add_argument("--extra-body", type=options.body, default={}, metavar="JSON",
                        help="more fields of each request")

@@ -3,3 +3,7 @@
 
 class BenchError(Exception):
     """Something that the user can mend: a value, a server, a missing package."""
+
+
+class Violated(BenchError):
+    """A whole run found what must not be."""
