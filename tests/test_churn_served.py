@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -66,15 +66,18 @@ class Kind:
 
 
 PLAIN = Kind((), {})
+DRAFTED = Kind((*PARSER, "--dtype", "float32", *UAG, *TIGHT, "--max-total-tokens", "400"),
+               {**TAKEN_OFF, "SGLANG_EXT_UAG_OVERLAP": "1"}, build_spoken_model, build_spoken_draft, SPOKEN,
+               talks=False, retracted=5)
+"""Decoding that runs ahead of the host; the scripted draft writes what the target is going to write."""
 KINDS = {
     "tight": Kind((*PARSER, *FLOAT32, *TIGHT, "--max-total-tokens", "280", "--enable-mixed-chunk"), TAKEN_OFF,
                   retracted=5),
     "ngram": Kind((*PARSER, "--dtype", "float32", *NGRAM), {}),
     "dp": Kind((*PARSER, *FLOAT32, "--dp", "2", "--tokenizer-worker-num", "2", "--think-budget", "6",
                 "--max-total-tokens", "4096"), {}, default=6),
-    "uag": Kind((*PARSER, "--dtype", "float32", *UAG, *TIGHT, "--max-total-tokens", "400"),
-                {**TAKEN_OFF, "SGLANG_EXT_UAG_OVERLAP": "1"}, build_spoken_model, build_spoken_draft, SPOKEN,
-                talks=False, retracted=5),
+    "uag overlapped": DRAFTED,
+    "uag in turn": replace(DRAFTED, variables={**TAKEN_OFF, "SGLANG_EXT_UAG_OVERLAP": "0"}),
     "tp": Kind((*PARSER, "--dtype", "float32", *UAG, "--tp", "2", "--max-running-requests", "8"), {},
                lambda _: reasoner(), lambda _: reasoner(), None, requests=150,
                outcomes=frozenset(("forced", "natural", "open"))),
@@ -154,6 +157,37 @@ def test_a_violation_is_shown_with_its_request(scripted_server: servers.Server, 
     assert [(row["number"], row["faults"]) for row in rows if row["type"] == "violation"] == [(7, ["limit: broken"])]
     assert rows[-1] == {"type": "end", "state": "complete"}
     assert "limit: broken" in (out / "report.html").read_text()
+
+
+drafting = pytest.mark.parametrize("running", [name for name in KINDS if name.startswith("uag")], indirect=True)
+"""On servers with a draft whose tokens are known."""
+
+
+@drafting
+def test_drafts_are_made_and_counted(running: Running) -> None:
+    """After the churn, and while requests are taken off their slots: no count starts anew."""
+    server, exact = running.server, Exact(running.model, SPOKEN)
+    ids = [*exact.tokenizer.encode(OPEN), exact.id_of("loop")]
+    params = {"temperature": 0, "max_new_tokens": 60, "think_budget": 40}
+    results = server.generate_all([{"input_ids": ids, "sampling_params": params}] * 16)
+    uag = [result["meta_info"]["uag"] for result in results]
+    assert sum(result["meta_info"]["num_retractions"] for result in results) > 0
+    assert min(count for one in uag for count in one["rejections"].values()) >= 0
+    assert all(sum(one[key] for one in uag) > 0 for key in ("proposed", "accepted", "forced"))
+
+
+@drafting
+def test_requests_that_end_with_their_first_token_leave_their_places(running: Running) -> None:
+    """sglang tells a worker of those that end while they decode, not of these."""
+    server, places = running.server, 16
+    ask = {"text": "<think>\n", "sampling_params": {"temperature": 0, "max_new_tokens": 1}}
+    first = server.generate(**ask)["output_ids"]
+    stopped = {"temperature": 0, "max_new_tokens": 40, "stop_token_ids": first}
+    for params in (ask["sampling_params"], stopped):
+        for result in server.generate_all([{**ask, "sampling_params": params}] * (places + 4)):
+            assert result["output_ids"] == first
+    long = {**ask, "sampling_params": {"temperature": 0, "max_new_tokens": 40, "ignore_eos": True}}
+    assert server.generate(**long)["meta_info"]["uag"]["proposed"] > 0
 
 
 def test_nothing_is_left_behind(running: Running) -> None:
