@@ -9,7 +9,7 @@ BUDGET ?= 128
 ARGS ?=
 UAG := acceptance boundaries check_pair context drafted encoders fixed_lengths lengths metrics override played probes \
 	refusal specials step_times translation vocabulary
-PURE := sglang_ext/config.py sglang_ext/cli.py sglang_ext/vocab.py sglang_ext/budget $(UAG:%=sglang_ext/uag/%.py)
+PURE := sglang_ext/compat sglang_ext/config.py sglang_ext/cli.py sglang_ext/vocab.py sglang_ext/budget $(UAG:%=sglang_ext/uag/%.py)
 
 PYTEST := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
 

@@ -2,86 +2,46 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import inspect
 import multiprocessing
 import pkgutil
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-SGLANG_VERSION = "0.5.23"
-
-
-class HookError(RuntimeError):
-    """A hook that does not fit the installed sglang, or was not applied."""
-
-
-@dataclass(frozen=True)
-class Hook:
-    """One row of the table of hooks.
-
-    Attributes:
-        target: dotted path below `sglang.srt`.
-        function: for kind `around`, called as `function(original, *args, **kwargs)`.
-        reason: what it adds, and why no official extension point serves, or which one this is.
-        signature: parameters of the target, without annotations and defaults.
-        kind: `around` a function, or `fields` added to a request model.
-    """
-
-    target: str
-    function: Callable[..., Any]
-    reason: str
-    signature: str
-    kind: str = "around"
-
-    @property
-    def path(self) -> str:
-        return f"sglang.srt.{self.target}"
-
-
-def _hooks() -> tuple[Hook, ...]:
-    from .table import HOOKS
-
-    return HOOKS
+from .fit import hooks, installed, refuse_misfits
+from .hook import Hook, HookError
 
 
 def register_all() -> None:
     """Check every signature and register every hook with sglang. Called once a process, by the plugin.
 
     Raises:
-        HookError: another version of sglang, a signature that differs, or a process that came too far.
+        HookError: a place that is gone, a signature that differs, or a process that came too far.
     """
-    check_version()
     if _needs_nothing():
         return
+    if multiprocessing.parent_process() is None:  # those that it starts have the same sglang
+        refuse_misfits()
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    for hook in _hooks():
-        _check_signature(hook)
-    for hook in _hooks():
+    targets = {hook: target for hook in hooks().values() if (target := _target(hook)) is not None}
+    for hook, target in targets.items():
+        _check_signature(hook, target)
+    for hook, target in targets.items():
         if hook.kind == "fields":
-            hook.function(pkgutil.resolve_name(hook.path))
+            hook.function(target)
         else:
             HookRegistry.register(hook.path, hook.function, HookType.AROUND)
-
-
-def check_version() -> None:
-    """Raises HookError unless the sglang that the hooks were written for is installed."""
-    installed = importlib.metadata.version("sglang")
-    if installed != SGLANG_VERSION:
-        raise HookError(f"sglang-ext is written for sglang {SGLANG_VERSION}, installed is {installed}; "
-                        f"install sglang=={SGLANG_VERSION}, or the release of sglang-ext for {installed}")
 
 
 def check_applied() -> None:
     """Raises HookError unless every hook is in place in this process."""
     from sglang.srt.plugins.hook_registry import HookRegistry
 
-    missing = [hook.path for hook in _hooks() if hook.kind == "around" and hook.path not in HookRegistry._patched]
+    missing = [hook.path for hook in hooks().values() if hook.kind == "around"
+               and hook.path not in HookRegistry._patched and _target(hook) is not None]
     if missing:
-        raise HookError(f"hooks did not apply on sglang {SGLANG_VERSION}, so think budgets would not be enforced: "
+        raise HookError(f"hooks did not apply on sglang {installed().version}, so think budgets would not be enforced: "
                         f"{', '.join(missing)}")
 
 
@@ -98,14 +58,20 @@ def _serves_http() -> bool:
     return "sglang_ext.http_worker" in sys.modules
 
 
-def _check_signature(hook: Hook) -> None:
+def _target(hook: Hook) -> Any:
+    """The place of a hook; None where the release has none and can do without."""
     try:
-        target = pkgutil.resolve_name(hook.path)
+        return pkgutil.resolve_name(hook.path)
     except (ImportError, AttributeError) as error:
-        raise HookError(f"sglang {SGLANG_VERSION} has no {hook.path}: {error}") from None
+        if hook.without is not None:
+            return None
+        raise HookError(f"sglang {installed().version} has no {hook.path}: {error}") from None
+
+
+def _check_signature(hook: Hook, target: Any) -> None:
     found = ", ".join(_parameters(target)) if hook.kind == "around" else hook.signature
     if found != hook.signature:
-        raise HookError(f"{hook.path} of sglang {SGLANG_VERSION} takes ({found}), expected ({hook.signature})")
+        raise HookError(f"{hook.path} of sglang {installed().version} takes ({found}), expected ({hook.signature})")
 
 
 def _parameters(target: Any) -> list[str]:

@@ -72,18 +72,17 @@ def get_init_info(original: Callable[..., Any], self: Any) -> dict[str, Any]:
     return {**original(self), READY_KEY: True}
 
 
-def create_generation_req(original: Callable[..., Any], self: Any, recv_req: Any, *args: Any, **kwargs: Any) -> Any:
-    req = original(self, recv_req, *args, **kwargs)
-    req.think, req.think_error = None, None
-    custom = recv_req.sampling_params.custom_params
+def init_request(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
+    original(self, *args, **kwargs)
+    self.think, self.think_error = None, None
+    custom = self.sampling_params.custom_params
     given = list(spellings(custom, "custom_params.")) if isinstance(custom, dict) else []
     try:
         budget = service.current().admit(given, None)
     except BudgetError as error:
-        req.think_error = str(error)
+        self.think_error = str(error)
     else:
-        req.think = Thinking(budget) if budget is not None else None
-    return req
+        self.think = Thinking(budget) if budget is not None else None
 
 
 def validate_dllm_request(original: Callable[..., Any], self: Any, req: Any) -> str | None:

@@ -13,12 +13,16 @@ from typing import Any
 from sglang_ext.cli import peel
 from sglang_ext.uag.algorithm import refuse_missing_draft
 
+from .fit import require_known
+from .hook import HookError
+
 
 def prepare_server_args(original: Callable[..., Any], argv: list[str]) -> Any:
     try:
         settings, rest = peel(argv)
+        require_known(settings.allow_unknown_sglang)
         refuse_missing_draft(rest)
-    except ValueError as error:
+    except (ValueError, HookError) as error:
         print(f"sglang-ext: {error}", file=sys.stderr)
         raise SystemExit(2) from None
     settings.to_environment()

@@ -8,13 +8,15 @@ from typing import Any
 from sglang_ext.budget.results import advertised
 from sglang_ext.budget.service import current
 
+from .fit import description
 from .request_models import add_field, efforts
 
 KEY = "think_budget"
+VERSIONS = "sglang_ext"
 
 
 def build_server_info(original: Callable[..., dict[str, Any]], *args: Any, **kwargs: Any) -> dict[str, Any]:
-    info = original(*args, **kwargs)
+    info = {**original(*args, **kwargs), VERSIONS: description()}
     try:
         return {**info, KEY: _advertised()}
     except RuntimeError:  # a follower node, which answers for its configuration alone

@@ -30,15 +30,16 @@ def calculate_spec_decoding_metrics(original: Callable[..., None], self: Any, me
         meta_info["spec_accept_rate"] = meta_info["spec_num_correct_drafts"] / proposed if proposed else 0.0
 
 
-def snapshot_spec_decode_metrics(original: Callable[..., None], self: Any, batch: Any, result: Any) -> None:
+def resolve_spec_v2_tokens(original: Callable[..., Any], self: Any, result: Any, batch: Any) -> Any:
     """Add up what was proposed. Under overlap scheduling a round is counted when the one before it is processed."""
-    original(self, batch, result)
+    reporter = self.metrics_reporter
     for req in batch.reqs:
         counts = getattr(req, "uag", None)
         if counts is not None:
             proposed = counts.proposed + counts.forced
-            self.uag_proposed = getattr(self, "uag_proposed", 0) + proposed - getattr(req, "uag_reported", 0)
+            reporter.uag_proposed = getattr(reporter, "uag_proposed", 0) + proposed - getattr(req, "uag_reported", 0)
             req.uag_reported = proposed
+    return original(self, result, batch)
 
 
 def report_decode_stats(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:

@@ -1,7 +1,8 @@
-"""The table of hooks on sglang 0.5.23: what is wrapped, by what, why, and the signature it was written against.
+"""The table of hooks on sglang: what is wrapped, by what, why, and the signature it was written against.
 
-Targets are below `sglang.srt`. At start every signature is checked in every process that needs the hooks, and a server
-whose table does not fit or was not applied does not start.
+Targets are below `sglang.srt`. The releases that were read, and the digest of each place in them, are in
+`sglang_ext/compat/known.txt`. At start every source is checked, every signature in every process that needs the hooks,
+and a server whose table does not fit or was not applied does not start.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from . import (
     usage,
     verification,
 )
-from .registry import Hook
+from .hook import Hook
 
 
-def _fields(target: str, function: Callable[[Any], None], reason: str) -> Hook:
+def _fields(target: str, function: Callable[[Any], None], reason: str, without: str | None = None) -> Hook:
     """A row for a request or response model (pydantic)."""
-    return Hook(target, function, reason, "", kind="fields")
+    return Hook(target, function, reason, "", kind="fields", without=without)
 
 
 HOOKS = (
@@ -55,11 +56,13 @@ HOOKS = (
         launch.record_scheduler_init_infos,
         "the same for the schedulers of a data parallel controller",
         "self, infos",
+        without=launch.NO_DATA_PARALLEL, needed=launch.has_controller,
     ),
     Hook(
         "managers.data_parallel_controller.DataParallelController.get_init_info", launch.controller_init_info,
         "the controller, having checked its schedulers, answers for them",
         "self",
+        without=launch.NO_DATA_PARALLEL, needed=launch.has_controller,
     ),
     _fields("entrypoints.openai.protocol.ChatCompletionRequest", request_models.add_fields,
             "a request model drops unknown fields in silence"),
@@ -143,7 +146,7 @@ HOOKS = (
     _fields("entrypoints.openai.protocol.ResponsesResponse", usage.allow_think_in_responses,
             "it writes its usage in a form of its own"),
     _fields("entrypoints.openai.protocol.ResponsesLifecycleEvent", usage.rebuild,
-            "it writes its response as that was when compiled"),
+            "it writes its response as that was when compiled", without="events hold the response as a dictionary"),
     _fields("entrypoints.anthropic.protocol.AnthropicUsage", usage.allow_think,
             "a response model writes no key that it does not know"),
     _fields("entrypoints.anthropic.protocol.AnthropicMessagesResponse", usage.rebuild,
@@ -197,9 +200,17 @@ HOOKS = (
         "self",
     ),
     Hook(
-        "managers.scheduler.Scheduler._create_generation_req", scheduler.create_generation_req,
-        "sglang's extension point for request-local state",
-        "self, recv_req, *args, **kwargs",
+        "managers.schedule_batch.Req.__init__", scheduler.init_request,
+        "a request gets its budget where it is made, of a session too; 0.5.22 has no extension point for that",
+        "self, rid, origin_input_text, origin_input_ids, sampling_params, return_logprob, top_logprobs_num, "
+        "dllm_config, token_ids_logprob, return_sampling_mask, sampling_logprobs_mode, return_flat_raw_top_logprobs, "
+        "stream, origin_input_ids_unpadded, lora_id, input_embeds, positional_embed_overrides, token_type_ids, "
+        "session, custom_logit_processor, require_reasoning, return_hidden_states, return_routed_experts, "
+        "routed_experts_start_len, return_indexer_topk, eos_token_ids, bootstrap_host, bootstrap_port, "
+        "bootstrap_room, disagg_mode, routed_dp_rank, disagg_prefill_dp_rank, kv_hints, vocab_size, priority, "
+        "metrics_collector, extra_key, routing_key, dimensions, http_worker_ipc, time_stats, "
+        "return_pooled_hidden_states, multi_item_delimiter_indices, token_indices_to_pool, decision_layout, "
+        "session_id, cache_salt",
     ),
     Hook(
         "dllm.mixin.scheduler.SchedulerDllmMixin.validate_dllm_request", scheduler.validate_dllm_request,
@@ -213,10 +224,10 @@ HOOKS = (
         "self",
     ),
     Hook(
-        "managers.scheduler_components.metrics_reporter.SchedulerMetricsReporter.snapshot_spec_decode_metrics",
-        speculation.snapshot_spec_decode_metrics,
-        "a processed round with its requests; what follows is given sums, without what was proposed",
-        "self, batch, result",
+        "managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor._resolve_spec_v2_tokens",
+        speculation.resolve_spec_v2_tokens,
+        "a processed round with its requests; the metrics reporter is given sums, without what was proposed",
+        "self, result, batch",
     ),
     Hook(
         "managers.scheduler_components.metrics_reporter.SchedulerMetricsReporter.report_decode_stats",

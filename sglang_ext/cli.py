@@ -13,8 +13,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add our flags as a group of their own. Values stay text: `Settings` checks them."""
     group = parser.add_argument_group("sglang-ext: think budget")
     for f in fields(Settings):
-        group.add_argument(flag(f.name), dest=f.name, metavar=f.metadata["metavar"], help=f.metadata["help"],
-                           default=argparse.SUPPRESS)
+        common = {"dest": f.name, "help": f.metadata["help"], "default": argparse.SUPPRESS}
+        if f.metadata["metavar"] is None:
+            group.add_argument(flag(f.name), action="store_const", const="1", **common)
+        else:
+            group.add_argument(flag(f.name), metavar=f.metadata["metavar"], **common)
 
 
 def peel(argv: Sequence[str]) -> tuple[Settings, list[str]]:

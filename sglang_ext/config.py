@@ -25,7 +25,11 @@ def _integer(text: str) -> int:
     return int(text, 10)
 
 
-def _setting(default: Any, read: Callable[[str], Any], metavar: str, text: str) -> Any:
+def _switch(text: str) -> bool:
+    return {"1": True, "true": True, "0": False, "false": False}[text.lower()]
+
+
+def _setting(default: Any, read: Callable[[str], Any], metavar: str | None, text: str) -> Any:
     return field(default=default, metadata={"read": read, "metavar": metavar, "help": text})
 
 
@@ -66,6 +70,10 @@ class Settings:
     uag_map: str = _setting(
         "", str, "FILE", "special tokens of target and draft that mean the same, for --speculative-algorithm UAG: a "
         'JSON object, target token to draft token, or to "" for none (default: by name and role)'
+    )
+    allow_unknown_sglang: bool = _setting(
+        False, _switch, None, "start with a release of sglang that the hooks were not read against, if at least every "
+        "signature fits; a warning names what is unknown (default: such a server does not start)"
     )
 
     def __post_init__(self) -> None:
@@ -144,7 +152,7 @@ class Settings:
             if value == f.default:
                 os.environ.pop(variable(f.name), None)
             else:
-                os.environ[variable(f.name)] = str(value)
+                os.environ[variable(f.name)] = str(int(value) if isinstance(value, bool) else value)
 
 
 def variable(name: str) -> str:
@@ -168,3 +176,5 @@ def read(name: str, text: str) -> Any:
         return spec.metadata["read"](text)
     except ValueError:
         raise SettingsError(f"{flag(name)}: {text!r} is not an integer") from None
+    except KeyError:
+        raise SettingsError(f"{flag(name)}: {text!r}: accepted: 1, 0") from None

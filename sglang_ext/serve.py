@@ -65,6 +65,7 @@ def main(argv: Sequence[str]) -> int:
         _check_plugin()
         settings.to_environment()
         on_cpu = _choose_engine(rest)
+        _check_release(settings)
         _check_flags(rest)
         rest = _with_model(rest, demo)
         if on_cpu:
@@ -122,6 +123,17 @@ def _check_plugin() -> None:
     if allowed and PLUGIN not in {name.strip() for name in allowed.split(",")}:
         raise _UsageError(f"SGLANG_PLUGINS={allowed!r} leaves out {PLUGIN}, so think budgets would not be enforced; "
                           f"add {PLUGIN} to it, or unset it")
+
+
+def _check_release(settings: Settings) -> None:
+    """Refuse a release of sglang that the hooks were not read against, before it is imported."""
+    from .patches.fit import require_known
+    from .patches.hook import HookError
+
+    try:
+        require_known(settings.allow_unknown_sglang)
+    except HookError as error:
+        raise SettingsError(str(error)) from None
 
 
 def _choose_engine(argv: Sequence[str]) -> bool:
