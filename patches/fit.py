@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_ext import __version__, cpu
-from sglang_ext.compat.compare import ABSENT, FITS, SIGNATURE, STARTABLE, Finding, compare
+from sglang_ext.compat.compare import ABSENT, SIGNATURE, STARTABLE, Finding, compare
 from sglang_ext.compat.definitions import find
 from sglang_ext.compat.digest import parameters_of
 from sglang_ext.compat.known import Known, load

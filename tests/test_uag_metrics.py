@@ -73,8 +73,8 @@ class Reporter(SchedulerMetricsReporter):
         for req, count in zip(reqs, proposed, strict=True):
             if hasattr(req, "uag"):
                 req.uag.proposed += count
-        speculation.snapshot_spec_decode_metrics(SchedulerMetricsReporter.snapshot_spec_decode_metrics, self,
-                                                 SimpleNamespace(reqs=reqs), None)
+        speculation.resolve_spec_v2_tokens(lambda processor, result, batch: None,
+                                           SimpleNamespace(metrics_reporter=self), None, SimpleNamespace(reqs=reqs))
         self.update_spec_metrics(len(reqs), sum(accepted), sum(accepted) + len(reqs))
 
     def report(self, reqs: list[Any]) -> None:

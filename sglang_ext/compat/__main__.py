@@ -54,7 +54,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--all", action="store_true", help="list what fits too")
     parser.add_argument("--diff", nargs="*", metavar="PLACE", help="show what changed in every function that is not as "
                         "it was read, or in these places")
-    parser.add_argument("--against", metavar="RELEASE", help="what --diff compares with (default: the installed sglang)")
+    parser.add_argument("--against", metavar="RELEASE", help="what --diff compares with (default: the "
+                        "installed sglang)")
     parser.add_argument("--update", action="store_true", help="record these releases as read, in the source tree")
     return parser
 
@@ -131,7 +132,7 @@ def _update(trees: Sequence[Tree]) -> int:
         for place in sorted(wanted - found.keys()):
             hook = hooks().get(place.path)
             if hook is None or hook.without is None:
-                raise TreeError(f"{tree.name} has no {place.path}, and no row says what is done without it; not recorded")
+                raise TreeError(f"{tree.name} has no {place.path}, and no row says what is done without; not recorded")
             found[place] = Print(GONE, NONE)
         known = known.updated(tree.version, found, wanted)
     unread = [place.path for place in sorted(wanted) if not known.entries[place]]

@@ -17,8 +17,8 @@ GONE = "gone"
 """Stands for the digest of a place that a release does not have, and that we can do without there."""
 FILE = "known.txt"
 _HEADER = """\
-# The source that each place of sglang was read with: kind, place, digest of the source, digest of the signature, and the
-# releases that have it so. Written by `python -m sglang_ext.compat --update`; docs/operating.md says when.
+# What each place of sglang was read as: kind, place, digest of its source, digest of its signature, and the releases
+# that have it so. Written by `python -m sglang_ext.compat --update`; docs/operating.md says when.
 """
 
 
