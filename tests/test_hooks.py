@@ -33,18 +33,49 @@ def test_every_hook_fits_and_is_applied() -> None:
     assert re.search(r"all \d+", output)
 
 
-def test_another_version_of_sglang_ends_the_process() -> None:
-    status, output = child("registry.SGLANG_VERSION = '0.5.24'")
-    assert status == 2
-    assert "written for sglang 0.5.24, installed is 0.5.23" in output
+UNREAD = """
+import dataclasses
+from sglang_ext.compat import known
+from sglang_ext.patches import fit
+place = known.Place("sglang.srt.layers.sampler.Sampler.forward", "hook")
+record = known.load()
+other = {key: {dataclasses.replace(p, source="0" * 12): r for p, r in prints.items()} if key == place else prints
+         for key, prints in record.entries.items()}
+fit.load = lambda: known.Known(other)
+"""
+
+
+@pytest.mark.parametrize("then", [
+    "from sglang.srt.server_args import prepare_server_args\nprepare_server_args(['--model-path', 'm'])",
+    "from sglang_ext.patches.launch import launch_subprocesses\nlaunch_subprocesses(lambda *args: print('went on'), 1)",
+])
+def test_an_unread_place_ends_every_way_to_start(then: str) -> None:
+    """`sglang serve` reads the command line, `sglang.Engine` does not."""
+    status, output = child(UNREAD, then)
+    assert status != 0
+    assert "Sampler.forward: another body; the token that stands" in output
     assert "went on" not in output
+
+
+def test_what_a_release_does_not_have_is_refused_where_it_is_needed() -> None:
+    then = ("from types import SimpleNamespace\n"
+            "from sglang_ext.compat.compare import Finding\n"
+            "from sglang_ext.compat.places import HOOK, Place\n"
+            "path = 'sglang.srt.managers.data_parallel_controller.DataParallelController.get_init_info'\n"
+            "fit.findings = lambda: (Finding(Place(path, HOOK), 'absent', None),)\n"
+            "fit.refuse_without(SimpleNamespace(dp_size=1))\nprint('one went on')\n"
+            "fit.refuse_without(SimpleNamespace(dp_size=2))")
+    status, output = child("from sglang_ext.patches import fit", then)
+    assert status != 0
+    assert "one went on" in output
+    assert "get_init_info: data parallel servers (--dp) are not served" in output.splitlines()[-1]
 
 
 def test_another_signature_ends_the_process() -> None:
     status, output = child("import sglang.srt.model_executor.model_runner as m\n"
                            "m.ModelRunner.sample = lambda self, logits_output: None")
     assert status == 2
-    assert "ModelRunner.sample of sglang 0.5.23 takes (self, logits_output), expected" in output
+    assert re.search(r"ModelRunner.sample of sglang \S+ takes \(self, logits_output\), expected", output)
 
 
 def test_a_target_that_is_gone_ends_the_process() -> None:
@@ -96,11 +127,12 @@ def test_an_unknown_setting_ends_the_launch() -> None:
     assert "SGLANG_EXT_THINK_BUGDET" in done.stderr
 
 
-def test_the_pinned_version_is_the_one_the_hooks_are_for() -> None:
-    from sglang_ext.patches.registry import SGLANG_VERSION
+def test_the_releases_that_are_asked_for_are_those_that_were_read() -> None:
+    from sglang_ext.compat.known import load
 
     project = tomllib.loads((servers.ROOT / "pyproject.toml").read_text())["project"]
-    assert f"sglang=={SGLANG_VERSION}" in project["dependencies"]
+    releases = load().releases
+    assert f"sglang>={releases[0]},<={releases[-1]}" in project["dependencies"]
 
 
 @pytest.mark.parametrize("start", ["", "import sys; sys.path.insert(0, '.'); "])

@@ -50,7 +50,7 @@ def _find(tree: Tree, path: str, steps: int) -> Definition | None:
     found = _defined(module, text, names)
     if found is not None:
         return found
-    owner = _defined(module, text, names[:1]) if len(names) > 1 else None
+    owner = _defined(module, text, names[:1]) if len(names) == 2 else None
     if owner is not None:
         return _inherited(tree, module, owner, names[1], steps)
     return _elsewhere(tree, module, text, names, steps)
@@ -75,16 +75,13 @@ def _text(tree: Tree, module: str) -> str | None:
 
 
 def _inherited(tree: Tree, module: str, owner: Definition, name: str, steps: int) -> Definition | None:
-    """An attribute of a class that one of its bases has."""
-    outside = []
-    for node in owner.nodes:
-        for base in (ast.unparse(b) for b in node.bases) if isinstance(node, ast.ClassDef) else ():
-            inherited = _find(tree, f"{module}.{base}.{name}", steps - 1)
-            if inherited is not None:
-                return inherited
-            if _find(tree, f"{module}.{base}", steps - 1) is None:
-                outside.append(base)
-    return Definition(module, (), f"inherited from {', '.join(outside)}") if outside else None
+    """An attribute of a class that one of its bases has. A constructor may come from outside sglang."""
+    bases = [ast.unparse(base) for node in owner.nodes if isinstance(node, ast.ClassDef) for base in node.bases]
+    for base in bases:
+        found = _find(tree, f"{module}.{base}.{name}", steps - 1)
+        if found is not None:
+            return found
+    return Definition(module, (), f"inherited from {', '.join(bases)}") if name == "__init__" else None
 
 
 def _elsewhere(tree: Tree, module: str, text: str, names: Sequence[str], steps: int) -> Definition | None:
