@@ -174,8 +174,8 @@ def _source(text: str) -> str:
 def test_one_definition_alone_is_read_as_in_the_whole_module() -> None:
     """The methods of the installed sglang's own modules, of those that a class defines once."""
     tree, seen = Folder(installed()), 0
-    for path in ("srt/layers/sampler", "srt/speculative/spec_utils", "srt/managers/io_struct",
-                 "srt/entrypoints/openai/serving_chat"):
+    for path in ("srt/layers/sampler", "srt/managers/io_struct", "srt/speculative/base_spec_worker",
+                 "srt/managers/scheduler_components/output_streamer"):
         for owner in ast.parse(tree.read(f"sglang/{path}.py") or "").body:
             methods = [node for node in getattr(owner, "body", []) if isinstance(node, ast.FunctionDef)]
             for node in methods:
@@ -184,7 +184,7 @@ def test_one_definition_alone_is_read_as_in_the_whole_module() -> None:
                     assert definition is not None
                     assert ast.dump(definition.nodes[0]) == ast.dump(node), (path, owner.name, node.name)
                     seen += 1
-    assert seen > 100
+    assert seen > 60
 
 
 def test_a_wheel_reads_as_its_folder(tmp_path: Path) -> None:

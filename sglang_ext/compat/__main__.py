@@ -25,7 +25,7 @@ from .digest import NONE, parameters_of
 from .known import GONE, Known, Print, load, store
 from .places import HOOK, OPERATOR, Place
 from .releases import open_release
-from .tree import Tree, TreeError
+from .tree import UNKNOWN, Tree, TreeError
 
 WOULD_SERVE, WOULD_NOT, UNREADABLE = 0, 1, 2
 
@@ -128,6 +128,8 @@ def _update(trees: Sequence[Tree]) -> int:
     known = load()
     wanted = set(needed())
     for tree in trees:
+        if tree.version == UNKNOWN:
+            raise TreeError(f"{tree.name}: nothing there tells the version; give the wheel, or its installation")
         found = prints(tree, wanted)
         for place in sorted(wanted - found.keys()):
             hook = hooks().get(place.path)

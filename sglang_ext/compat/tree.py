@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Protocol
 
 PACKAGE = "sglang"
+UNKNOWN = "unknown"
+"""The version of a release that does not tell it."""
 _WHEEL = re.compile(r"sglang-([^-]+)-.*\.whl")
 _VERSION = re.compile(r"^__version__\s*=.*?['\"]([^'\"]+)['\"]", re.MULTILINE)
 
@@ -22,7 +24,7 @@ class Tree(Protocol):
     """A release's source files.
 
     Attributes:
-        version: of the release; "unknown" where nothing tells it.
+        version: of the release, UNKNOWN where nothing tells it.
         name: how a reader is told of it.
     """
 
@@ -54,7 +56,7 @@ class Folder:
         if metadata:
             return metadata[0].name.removesuffix(".dist-info").split("-")[1]
         found = _VERSION.search(self.read(f"{PACKAGE}/_version.py") or "")
-        return found[1] if found else "unknown"
+        return found[1] if found else UNKNOWN
 
     @cache  # noqa: B019 - as the wheel's below
     def read(self, path: str) -> str | None:
