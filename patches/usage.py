@@ -15,6 +15,7 @@ from sglang_ext.budget.results import ReasoningTokens
 from .speculation import UAG_KEY
 
 RESULT_KEY = "think"
+DETAILS = "completion_tokens_details"
 FORCED_ENDS = ("forced", "grace", "eos")
 
 logger = logging.getLogger(__name__)
@@ -69,7 +70,8 @@ def construct_usage(original: Callable[..., None], self: Any, **data: Any) -> No
     count = data.get("reasoning_tokens")
     if isinstance(count, ReasoningTokens):
         data[RESULT_KEY] = count.think
-        data["completion_tokens_details"] = {"reasoning_tokens": int(count)}
+    if count and DETAILS not in type(self).model_fields or isinstance(count, ReasoningTokens):
+        data[DETAILS] = {"reasoning_tokens": int(count)}  # 0.5.22 has no such field of its own
     original(self, **data)
 
 
