@@ -70,7 +70,7 @@ def construct_usage(original: Callable[..., None], self: Any, **data: Any) -> No
     count = data.get("reasoning_tokens")
     if isinstance(count, ReasoningTokens):
         data[RESULT_KEY] = count.think
-    if count and DETAILS not in type(self).model_fields or isinstance(count, ReasoningTokens):
+    if (count and DETAILS not in type(self).model_fields) or isinstance(count, ReasoningTokens):
         data[DETAILS] = {"reasoning_tokens": int(count)}  # 0.5.22 has no such field of its own
     original(self, **data)
 
