@@ -65,7 +65,7 @@ else:
 ''',
     "sglang/srt/tools/__init__.py": "from .parts import helper\n",
     "sglang/srt/tools/parts.py": "def helper(x, y): return x\n",
-    "sglang/kernels/ops/cache.py": "from sgl_kernel import move_cpu as m\n\ndef f(a, b):\n    m(a, b, len(a), n=(1))\n",
+    "sglang/kernels/ops/kvcache/move.py": "from sgl_kernel import move_cpu as m\n\ndef f(a, b):\n    m(a, b, len(a), n=(1))\n",
     "sglang/_version.py": "__version__ = version = '9.8'\n",
 }
 MOVE = Place("move_cpu", OPERATOR)
@@ -211,8 +211,8 @@ def test_a_wheel_reads_as_its_folder(tmp_path: Path) -> None:
 ])
 def test_an_operator_is_what_its_calls_pass(tmp_path: Path, old: str, new: str, verdict: str) -> None:
     known = Known({}).updated("1", prints(release(tmp_path / "a"), [MOVE]), [MOVE])
-    changed = FILES["sglang/kernels/ops/cache.py"].replace(old, new)
-    found = compare(release(tmp_path / "b", kernels_ops_cache=changed), known)
+    changed = FILES["sglang/kernels/ops/kvcache/move.py"].replace(old, new)
+    found = compare(release(tmp_path / "b", kernels_ops_kvcache_move=changed), known)
     assert [finding.verdict for finding in found] == [verdict]
 
 

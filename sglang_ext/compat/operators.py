@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from .digest import canonical
 from .tree import Tree
 
-FOLDERS = ("sglang/kernels/ops", "sglang/srt/speculative", "sglang/srt/mem_cache")
+FOLDERS = ("sglang/kernels/ops/kvcache", "sglang/kernels/ops/sampling", "sglang/kernels/ops/speculative",
+           "sglang/srt/mem_cache", "sglang/srt/speculative")
 """Where sglang calls them."""
 _IMPORT = re.compile(r"from[ \t]+sgl_kernel[.\w]*[ \t]+import[ \t]+(\([^)]*\)|[^\n]*)")
 
