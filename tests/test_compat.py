@@ -65,7 +65,8 @@ else:
 ''',
     "sglang/srt/tools/__init__.py": "from .parts import helper\n",
     "sglang/srt/tools/parts.py": "def helper(x, y): return x\n",
-    "sglang/kernels/ops/kvcache/move.py": "from sgl_kernel import move_cpu as m\n\ndef f(a, b):\n    m(a, b, len(a), n=(1))\n",
+    "sglang/kernels/ops/kvcache/move.py":
+    "from sgl_kernel import move_cpu as m\n\ndef f(a, b):\n    m(a, b, len(a), n=(1))\n",
     "sglang/_version.py": "__version__ = version = '9.8'\n",
 }
 MOVE = Place("move_cpu", OPERATOR)

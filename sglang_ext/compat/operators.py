@@ -28,8 +28,8 @@ def calls(tree: Tree, names: Sequence[str]) -> dict[str, list[ast.Call]]:
     for folder in FOLDERS:
         for path in tree.below(folder):
             text = tree.read(path) or ""
-            if "sgl_kernel" in text:
-                for name in names:
+            for name in names if "sgl_kernel" in text else ():
+                if name.removesuffix("_cpu") in text:
                     found[name] += _calls_in(text, name)
     return found
 
@@ -50,7 +50,9 @@ def _calls_in(text: str, name: str) -> Iterator[ast.Call]:
     for listed in _IMPORT.findall(text):
         local |= set(re.findall(rf"\b(?:{name}|{wrapper})\b(?:\s+as\s+(\w+))?", listed)) - {""}
         local |= set(re.findall(rf"\b({name}|{wrapper})\b(?!\s+as\b)", listed))
-    for start in re.finditer(rf"(?<![\w.])(?<!def )(?:{'|'.join(sorted(local))})\(", text):
+    for start in re.finditer(rf"\b(?:{'|'.join(sorted(local))})\(", text):
+        if text[max(0, start.start() - 4):start.start()].endswith(("def ", ".")):
+            continue
         call = _expression(text, start.start())
         if call is not None:
             yield call
