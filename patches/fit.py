@@ -114,10 +114,10 @@ def _unknown() -> list[Finding]:
 
 
 def _text(advice: str) -> str:
-    version, read = installed().version, ", ".join(load().releases)
+    version, releases = installed().version, load().releases
     lines = "".join(f"  {_line(finding)}\n" for finding in _unknown())
-    return (f"sglang {version} is not as the hooks were read against it (known: {read}):\n{lines}"
-            f"`python -m sglang_ext.compat --diff` shows what changed. {advice}")
+    return (f"sglang {version} is not as the hooks were read against it (known: {', '.join(releases)}):\n"
+            f"{lines}`python -m sglang_ext.compat --diff --against {releases[-1]}` shows what changed. {advice}")
 
 
 def _line(finding: Finding) -> str:

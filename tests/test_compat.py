@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import ast
 import random
-import shutil
-import subprocess
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import servers
 from hypothesis import given
 from hypothesis import strategies as st
-from release_copy import FORWARD, SAMPLER, copy_with, installed
+from release_copy import installed
 
 from sglang_ext.compat.compare import compare, prints
 from sglang_ext.compat.definitions import find
@@ -251,41 +248,6 @@ def test_the_record_has_every_place_for_every_release() -> None:
     assert known.entries.keys() == needed().keys()
     for place, found in known.entries.items():
         assert sorted(release for releases in found.values() for release in releases) == sorted(known.releases), place
-
-
-@pytest.fixture
-def copied(tmp_path: Path) -> Iterator[Path]:
-    yield tmp_path
-    shutil.rmtree(tmp_path)  # links, which pytest would keep
-
-
-def tool(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return servers.run("-m", "sglang_ext.compat", *arguments, cold=True)
-
-
-def test_the_installed_release_would_serve() -> None:
-    done = tool("--all")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"fits      hook     {FORWARD}" in done.stdout
-    assert done.stdout.endswith("would serve\n")
-
-
-def test_a_changed_release_is_told_with_its_difference(copied: Path) -> None:
-    folder = copy_with(copied, (SAMPLER, "logits = self._preprocess_logits(logits", "logits = self._other(logits"))
-    done = tool(str(folder), "--diff", "--against", str(installed()))
-    assert done.returncode == 1, done.stderr
-    assert f"body      hook     {FORWARD}" in done.stdout
-    assert "\n-    logits = self._preprocess_logits(logits, sampling_info)" in done.stdout
-    assert "\n+    logits = self._other(logits, sampling_info)" in done.stdout
-    assert "body 1, signature 0, gone 0\nwould not start; with --allow-unknown-sglang it would" in done.stdout
-
-
-@pytest.mark.parametrize("arguments", [["/no/such/folder"], ["not-a-version"], ["tests"]])
-def test_what_is_no_release_ends_with_status_2(arguments: list[str]) -> None:
-    done = tool(*arguments)
-    assert done.returncode == 2
-    assert done.stderr.startswith("sglang_ext.compat: ")
-    assert "Traceback" not in done.stderr
 
 
 def test_a_folder_without_sglang_is_refused(tmp_path: Path) -> None:

@@ -104,13 +104,13 @@ def _note(finding: Finding, tree: Tree, reason: str) -> str:
 
 
 def _print_diffs(tree: Tree, against: Tree, known: Known, findings: Sequence[Finding]) -> None:
-    if against.version not in known.releases:
-        print(f"\n{against.name} was not read either: the differences below are not those since a release that was. "
-              "Name one with --against.")
+    """Print what changed since a release in which the places were read."""
+    read = {f.place for f in compare(against, known, [f.place for f in findings]) if f.verdict == FITS}
     for finding in findings:
-        lines = list(_diff(tree, against, finding.place))
-        print(f"\n{finding.place.path}: " + ("" if lines else f"nothing to compare with in {against.name}"))
-        print("\n".join(lines))
+        print(f"\n{finding.place.path}")
+        if finding.place not in read:
+            print(f"  {against.name} does not have it as it was read; name a release that does with --against")
+        print("\n".join(_diff(tree, against, finding.place)))
 
 
 def _diff(tree: Tree, against: Tree, place: Place) -> Iterator[str]:
