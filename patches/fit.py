@@ -127,5 +127,5 @@ def _line(finding: Finding) -> str:
     if hook is not None and finding.verdict == SIGNATURE:
         definition = find(installed(), path)
         takes = parameters_of(definition) if definition is not None else None
-        said += f", takes ({takes}), expected ({hook.signature})"
+        said += f", takes ({takes}), expected {hook.expected}"
     return f"{path}: {said}; {needed().get(finding.place, 'needed by nothing')}"

@@ -69,9 +69,11 @@ def _target(hook: Hook) -> Any:
 
 
 def _check_signature(hook: Hook, target: Any) -> None:
-    found = ", ".join(_parameters(target)) if hook.kind == "around" else hook.signature
-    if found != hook.signature:
-        raise HookError(f"{hook.path} of sglang {installed().version} takes ({found}), expected ({hook.signature})")
+    if hook.kind != "around":
+        return
+    found = ", ".join(_parameters(target))
+    if found not in hook.signatures:
+        raise HookError(f"{hook.path} of sglang {installed().version} takes ({found}), expected {hook.expected}")
 
 
 def _parameters(target: Any) -> list[str]:

@@ -78,6 +78,17 @@ def test_another_signature_ends_the_process() -> None:
     assert re.search(r"ModelRunner.sample of sglang \S+ takes \(self, logits_output\), expected", output)
 
 
+def test_a_row_may_have_a_signature_for_each_release() -> None:
+    from sglang_ext.patches.hook import Hook, HookError
+    from sglang_ext.patches.registry import _check_signature
+
+    hook = Hook("m.f", print, "a reason", ("self, a", "self, a, b"))
+    _check_signature(hook, lambda self, a: None)
+    _check_signature(hook, lambda self, a, b=1: None)
+    with pytest.raises(HookError, match=r"takes \(self\), expected \(self, a\) or \(self, a, b\)"):
+        _check_signature(hook, lambda self: None)
+
+
 def test_a_target_that_is_gone_ends_the_process() -> None:
     status, output = child("import sglang.srt.layers.sampler as m\ndel m.Sampler._preprocess_logits")
     assert status == 2

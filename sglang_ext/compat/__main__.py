@@ -99,7 +99,7 @@ def _note(finding: Finding, tree: Tree, reason: str) -> str:
     if hook is not None and finding.verdict == SIGNATURE:
         definition = find(tree, hook.path)
         takes = parameters_of(definition) if definition is not None else None
-        return f"takes ({takes}), expected ({hook.signature}); {reason}"
+        return f"takes ({takes}), expected {hook.expected}; {reason}"
     return reason
 
 
