@@ -4,9 +4,10 @@ that are overridden, and the operators of its CPU engine. Read from our own sour
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 
 HOOK, BASE, IMPORT, OPERATOR = "hook", "base", "import", "operator"
 OVERRIDDEN = {
@@ -43,17 +44,16 @@ def taken() -> dict[Place, str]:
 
 def _modules() -> Iterator[tuple[str, str]]:
     """Our files that a server runs, and their text."""
-    package = files("sglang_ext")
-    for folder in sorted(package.iterdir(), key=lambda entry: entry.name):
-        if folder.is_dir() and folder.name not in (*_TOOLS, "patches") and not folder.name.startswith("__"):
-            for file in sorted(folder.iterdir(), key=lambda entry: entry.name):
-                if file.name.endswith(".py"):
-                    yield f"sglang_ext/{folder.name}/{file.name}", file.read_text(encoding="utf-8")
-        elif folder.name.endswith(".py"):
-            yield f"sglang_ext/{folder.name}", folder.read_text(encoding="utf-8")
-    for file in sorted(files("sglang_ext.patches").iterdir(), key=lambda entry: entry.name):
-        if file.name.endswith(".py"):
-            yield f"patches/{file.name}", file.read_text(encoding="utf-8")
+    yield from _below(files("sglang_ext"), "sglang_ext", (*_TOOLS, "patches"))
+    yield from _below(files("sglang_ext.patches"), "patches", ())
+
+
+def _below(folder: Traversable, name: str, left_out: Sequence[str]) -> Iterator[tuple[str, str]]:
+    for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
+        if entry.is_dir() and entry.name not in left_out:
+            yield from _below(entry, f"{name}/{entry.name}", ())
+        elif entry.name.endswith(".py"):
+            yield f"{name}/{entry.name}", entry.read_text(encoding="utf-8")
 
 
 def _places(tree: ast.Module) -> Iterator[Place]:
