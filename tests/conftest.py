@@ -25,7 +25,8 @@ from warm_python import ADDRESS_VARIABLE, WarmPython
 SERVERS = {"scripted_server": "scripted", "stock_scripted_server": "scripted", "demo_server": "demo",
            "stock_demo_server": "demo"}
 """Shared servers' fixtures, with their groups."""
-LONGEST = ("demo", "scripted")
+LONGEST = ("test_uag_served", "demo", "test_launch", "test_served_speculation", "scripted", "test_served_budget",
+           "test_reasoner_served")
 """Groups that begin first, so that no worker is alone for minutes at the end."""
 
 _WARM = pytest.StashKey[WarmPython]()
