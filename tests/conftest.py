@@ -122,7 +122,7 @@ def stock_scripted_server(scripted_model: Path) -> SharedServer:
     """The same model on sglang as published."""
     return SharedServer(SERVERS["scripted_server"], lambda: servers.stock(
         "--model-path", str(scripted_model), "--reasoning-parser", "qwen3", "--enable-cache-report",
-        "--served-model-name", "told", *FLOAT32))
+        "--enable-metrics", "--served-model-name", "told", *FLOAT32))
 
 
 @pytest.fixture(scope="session")
