@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_ext.budget.contract import CEILING, STOP_MESSAGE, BudgetError, Limits, ThinkBudget, one_of, parse, spellings
+from sglang_ext.budget.contract import AUTO, CEILING, STOP_MESSAGE, BudgetError, Limits, ThinkBudget, one_of, parse
+from sglang_ext.budget.spelling import spellings
 from sglang_ext.cli import peel
 from sglang_ext.config import Settings, SettingsError
 
@@ -90,7 +91,7 @@ def test_ceiling_and_defaults() -> None:
 
 
 def test_a_ceiling_alone_is_the_default() -> None:
-    assert Settings(think_budget_max=9).limits.default == ThinkBudget(9, message=STOP_MESSAGE)
+    assert Settings(think_budget_max=9).limits.default == ThinkBudget(9, message=STOP_MESSAGE, answer_tokens=AUTO)
 
 
 @pytest.mark.parametrize(("kwargs", "part"), [
