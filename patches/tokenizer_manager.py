@@ -46,14 +46,17 @@ def _each_params(obj: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -
 
 
 def _take_labels(obj: Any) -> None:
-    """Take what a request's labels say about its thinking into its sampling parameters: Prometheus would not know it as
-    a label.
+    """Take what a request's labels say about its thinking into its sampling parameters, and leave the labels that the
+    operator allows: another one ends the server's tokenizer manager where there are metrics.
 
     Raises:
         BudgetError: it is not accepted, or differs from what the parameters say.
     """
     labels = getattr(obj, LABELS, None)
-    wish = read({LABELS: labels}) if labels else Wish()
+    if not labels:
+        return
+    obj.custom_labels = {name: value for name, value in labels.items() if name in _allowed_labels()} or None
+    wish = read({LABELS: labels})
     if wish == Wish():
         return
 
@@ -66,8 +69,13 @@ def _take_labels(obj: Any) -> None:
         return with_budget(params, given[0][1])
 
     _each_params(obj, change)
-    kept = {name: value for name, value in labels.items() if read({LABELS: {name: value}}) == Wish()}
-    obj.custom_labels = kept or None
+
+
+def _allowed_labels() -> frozenset[str]:
+    """Labels that the metrics have."""
+    from sglang.srt.runtime_context import get_observability
+
+    return frozenset(get_observability().tokenizer_metrics_allowed_custom_labels or ())
 
 
 def create_tokenized_object(original: Callable[..., Any], self: Any, obj: Any, input_text: str,

@@ -12,13 +12,14 @@ from typing import Any
 import aiohttp
 from tqdm import tqdm  # type: ignore[import-untyped]
 
+from .errors import alone
+from .in_force import OURS, demand
 from .options import UNLIMITED, spelled
 from .stream import Stream
 from .workload import CHECKS, Task
 
 READ_BUFFER = 10 << 20
 """Bytes, as in sglang's own client: a slow reader would else hold back a stream."""
-OURS = "think_budget"
 
 Row = dict[str, Any]
 
@@ -88,7 +89,7 @@ def run(target: Target, asks: Sequence[Ask], *, concurrency: int, rate: float | 
     Returns:
         Seconds from the first request to the last response.
     """
-    return asyncio.run(_run(target, asks, concurrency, rate, Random(seed), label, keep))
+    return alone(_run(target, asks, concurrency, rate, Random(seed), label, keep))
 
 
 async def _run(target: Target, asks: Sequence[Ask], concurrency: int, rate: float | None, rng: Random, label: str,
@@ -118,6 +119,9 @@ async def _run(target: Target, asks: Sequence[Ask], concurrency: int, rate: floa
 async def ask_once(session: aiohttp.ClientSession, target: Target, ask: Ask, begin: float, due: float | None) -> Row:
     """One response as a row; a failure is a row too, with `error`.
 
+    Raises:
+        BenchError: a budget of ours was asked for, and the response does not say that it was in force.
+
     Args:
         begin: the load's start, for `start_time`.
         due: when an open load meant to send it: a wait for a free slot counts as latency; None counts from now.
@@ -133,6 +137,8 @@ async def ask_once(session: aiohttp.ClientSession, target: Target, ask: Ask, beg
                 stream.feed(line, time.perf_counter() - sent)
     except (aiohttp.ClientError, TimeoutError, ValueError) as error:
         return {**row, "error": f"{type(error).__name__}: {error}"[:300]}
+    if target.budget_field == OURS:
+        demand(ask.budget, stream.usage.get("think"))
     row |= stream.row(ask.budget, time.perf_counter() - sent)
     if ask.task.answer is not None:
         row["right"] = CHECKS[target.check]("".join(stream.answer).strip(), ask.task.answer.strip())

@@ -260,26 +260,32 @@ def _refuse_unknown(source: Mapping[str, Any], where: str, known: Collection[str
     for name, value in source.items():
         if not isinstance(name, str) or value is None or is_budget(name):
             continue
-        words = (*outer, *_words(name))
+        own = _words(name)
+        words = (*outer, *own)
         nested = NESTED.get(canonical(name))
         if nested is not None and isinstance(value, Mapping):
             inside = {key: part for key, part in value.items() if canonical(key) != nested}
             _refuse_unknown(inside, f"{where}{name}.", (), words, depth + 1)
         elif (not where and name in PLACES) or (name in known and nested is None):
             continue
-        elif _reads_like_a_budget(words, value):
+        elif _reads_like_a_budget(words, own, value):
             raise BudgetError(f"{where}{name}: {shown(value)} reads like a budget of thinking under a name that is not "
                               f"known; accepted: {', '.join(names())}")
         elif isinstance(value, Mapping) and depth < _DEPTH:
             _refuse_unknown(value, f"{where}{name}.", (), words, depth + 1)
 
 
-def _reads_like_a_budget(words: tuple[str, ...], value: Any) -> bool:
+def _reads_like_a_budget(words: tuple[str, ...], own: tuple[str, ...], value: Any) -> bool:
     """The rule: a word for thinking and a word for a limit, or nothing but `budget` and `tokens`, or a number under a
-    word for thinking alone. A boolean is a switch, whatever its name is."""
+    word for thinking alone. A boolean is a switch, whatever its name is.
+
+    Args:
+        words: of the name, and of the objects that it stands in.
+        own: of the name alone.
+    """
     if isinstance(value, bool):
         return False
     said = frozenset(words)
     if isinstance(value, int | float) and words and said <= _THINKING:
         return True
-    return bool(said & _THINKING and said & _LIMIT) or ("budget" in said and len(said) > 1 and said <= _BARE)
+    return bool(said & _THINKING and said & _LIMIT) or ("budget" in own and len(own) > 1 and _BARE.issuperset(own))
