@@ -59,6 +59,8 @@ def _collected(values: Any, fields: frozenset[str]) -> Any:
     except BudgetError as error:
         wish = Wish(error=str(error))
     values = {**values, WISH: wish}
+    if values.get("stream", True) is None:  # as sglang-router writes it; sglang's own models differ in what they take
+        del values["stream"]
     if wish.off is not None and TEMPLATE in fields:
         given = values.get(TEMPLATE)
         values[TEMPLATE] = {**(given if isinstance(given, Mapping) else {}), **SWITCHES}

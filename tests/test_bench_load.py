@@ -98,7 +98,8 @@ def test_rows_know_their_request_and_failures_are_rows() -> None:
             return 400, [{"error": {"message": "no such budget"}}]
         if body["think_budget"] == 6:
             return 200, [delta(content="x"), {"error": {"message": "out of memory"}}]
-        return 200, [delta(content=" 3 "), stop()]
+        think = {"budget": 4, "tokens": 0, "forced_tokens": 0, "outcome": "none"}
+        return 200, [delta(content=" 3 "), stop(), {"choices": [], "usage": USAGE | {"think": think}}]
 
     with peer(answer) as server:
         rows = load(Target(server.url, "m"), [Ask(TASK, b, f"tenant {b}") for b in (4, 5, 6)])

@@ -1,0 +1,52 @@
+"""Two servers of one model behind sglang's own router."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import servers
+from told_model import build
+
+
+@dataclass
+class Fleet:
+    """Workers that serve the same, and the router in front of them."""
+
+    workers: list[servers.Server]
+    router: servers.Server
+
+    @property
+    def direct(self) -> servers.Server:
+        return self.workers[0]
+
+    def stop(self) -> None:
+        self.router.stop()
+        assert not any([worker.stop() for worker in self.workers])
+
+
+def start_router(workers: Sequence[servers.Server]) -> servers.Server:
+    """A cache-aware router that has found its workers."""
+    port, metrics = servers.free_port(), servers.free_port()
+    command = [sys.executable, "-m", "sglang_router.launch_router", "--host", "127.0.0.1", "--port", str(port),
+               "--worker-urls", *(w.url for w in workers), "--policy", "cache_aware", "--prometheus-port", str(metrics)]
+    router = servers.start(command, port)
+    deadline = time.monotonic() + 120  # it answers before it has looked at its workers
+    body = {"text": "x", "sampling_params": {"max_new_tokens": 1}}
+    while router.post("/generate", body).status_code == 503 and time.monotonic() < deadline:
+        time.sleep(0.5)
+    return router
+
+
+def start(folder: Path, *flags: str) -> Fleet:
+    """Two servers of the told model, with metrics, behind a router."""
+    model = str(build(folder))
+    every = ("--model-path", model, "--reasoning-parser", "qwen3", "--served-model-name", "told", "--enable-metrics",
+             "--think-effort", "low=2", "--dtype", "float32", "--attention-backend", "torch_native", *flags)
+    with ThreadPoolExecutor(2) as pool:
+        workers = list(pool.map(lambda _: servers.launch(*every), range(2)))
+    return Fleet(workers, start_router(workers))
