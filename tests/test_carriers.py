@@ -133,7 +133,7 @@ def test_labels_of_the_clients_own_go_their_way(fleet: fleets.Fleet) -> None:
 def test_a_batch_has_its_labels(fleet: fleets.Fleet) -> None:
     body = {"text": ["<think>" + LOOP, "<think>" + THREE], "sampling_params": {"temperature": 0, "max_new_tokens": 12},
             "custom_labels": {"think_budget": "4"}}
-    got = fleet.router.post("/generate", body).json()
+    got = fleet.direct.post("/generate", body).json()
     assert [each["meta_info"]["think"]["budget"] for each in got] == [4, 4]
 
 

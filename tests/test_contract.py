@@ -125,6 +125,29 @@ def test_an_unknown_variable_is_an_error() -> None:
         Settings.from_environment({"SGLANG_EXT_THINK_BUGDET": "5"})
 
 
+def test_the_reserve_is_a_part_of_the_response_unless_it_is_set() -> None:
+    assert Settings().limits.default == ThinkBudget(message=STOP_MESSAGE, answer_tokens=AUTO)
+    assert not ThinkBudget(answer_tokens=AUTO).limited
+    settings, _ = peel(["--think-answer-tokens", "auto"])
+    assert settings.think_answer_tokens is AUTO
+    assert peel(["--think-answer-tokens", "0"])[0].limits.default == ThinkBudget(message=STOP_MESSAGE)
+    with pytest.raises(SettingsError, match="--think-answer-tokens: 'some' is not an integer or auto"):
+        peel(["--think-answer-tokens", "some"])
+
+
+@given(st.integers(0, 20000), st.integers(0, 40), st.integers(-1, 100))
+def test_the_automatic_reserve(most: int, closing: int, budget: int) -> None:
+    """An eighth, 1 to 512, of a response that has room for more than the end of the thinking."""
+    kept = ThinkBudget(budget, answer_tokens=AUTO).reserve(most, closing)
+    if budget == -1 or most <= closing:
+        assert kept == 0
+    else:
+        assert 1 <= kept <= 512
+        assert kept == 512 or kept == 1 or kept * 8 <= most < kept * 8 + 8
+    assert ThinkBudget(budget, answer_tokens=7).reserve(most, closing) == 7
+    assert ThinkBudget(budget, answer_tokens=AUTO).reserve(None, closing) == 0
+
+
 def test_a_number_that_is_none_is_an_error() -> None:
     with pytest.raises(SettingsError, match="--think-budget: 'ten' is not an integer"):
         peel(["--think-budget", "ten"])
