@@ -6,9 +6,7 @@ nothing but the whole response's tokens; thinking that was switched off went on.
 
 from __future__ import annotations
 
-import importlib.util
 import json
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -20,8 +18,6 @@ from told_model import CLOSE, LOOP, THREE, think
 
 from sglang_ext.budget.spelling import names
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("sglang_router") is None,
-                                reason="sglang-router is not installed; the test extra has it")
 FORCED = think(4, 4, CLOSE, "forced")
 SAYS = [{"role": "user", "content": LOOP}]
 BODIES: dict[str, dict[str, Any]] = {
@@ -38,13 +34,6 @@ OPENAI = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
 TEMPLATED = ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/api/chat")
 RAW = ("/v1/completions", "/api/generate")
 EVERYWHERE = (*TEMPLATED, *RAW)
-
-
-@pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[fleets.Fleet]:
-    fleet = fleets.start(tmp_path_factory.mktemp("told"))
-    yield fleet
-    fleet.stop()
 
 
 def ask(server: servers.Server, path: str, more: dict[str, Any]) -> requests.Response:
