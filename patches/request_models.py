@@ -6,6 +6,7 @@ checked, and keeps what was found in a field of its own. The field is added befo
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -49,6 +50,11 @@ def read_wish(model: Any) -> None:
 
 def _collected(values: Any, fields: frozenset[str]) -> Any:
     """A request's body with its wish beside it, and its template's switches set if it is not to think."""
+    if isinstance(values, bytes):  # some clients of Ollama name no content type, and then nobody has read the JSON
+        try:
+            values = json.loads(values)
+        except ValueError:
+            return values
     if not isinstance(values, Mapping):
         return values
     try:

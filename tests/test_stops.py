@@ -70,7 +70,8 @@ def stopping(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     draft = ("--speculative-draft-model-path", str(folder)) if request.param == "uag" else ()
     attention = ("--attention-backend", "torch_native") if request.param == "plain" else ()
     server = servers.launch("--model-path", str(folder), "--reasoning-parser", "deepseek-r1", "--dtype", "float32",
-                            "--served-model-name", "m", "--think-message", MESSAGE, *attention, *WAYS[request.param], *draft)
+                            "--served-model-name", "m", "--think-message", MESSAGE, *attention,
+                            *WAYS[request.param], *draft)
     yield Stopping(server, AutoTokenizer.from_pretrained(folder))
     assert not server.stop()
 
