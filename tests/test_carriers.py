@@ -84,6 +84,15 @@ def test_every_place_is_read_on_every_endpoint(fleet: fleets.Fleet, path: str, p
     assert f"{place}.reasoning_budget: -7" in response.text
 
 
+@pytest.mark.parametrize("path", EVERYWHERE)
+def test_two_that_differ_are_refused(fleet: fleets.Fleet, path: str) -> None:
+    for more in ({"think_budget": 4, "metadata": {"think_budget": "5"}}, {"reasoning_budget": 4, "thinkingBudget": 5},
+                 {"chat_template_kwargs": {"think_budget": 4}, "custom_labels": {"max_reasoning_tokens": "5"}}):
+        response = ask(fleet.direct, path, more)
+        assert response.status_code == 400
+        assert all(part in response.text for part in ("differ", "4", "5"))
+
+
 @pytest.mark.parametrize("more", [
     {"sampling_params": {"reasoning_budget": 4}}, {"sampling_params": {"thinkingBudget": 4}},
     {"sampling_params": {"custom_params": {"max_reasoning_tokens": 4}}}, {"custom_labels": {"think_budget": "4"}},

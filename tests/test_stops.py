@@ -99,6 +99,15 @@ def test_a_forced_id_stops_nothing(stopping: Stopping, piece: str) -> None:
     assert stopping.text(LOOP, think_budget=BUDGET, stop_token_ids=[stopping.id(piece)]) == WHOLE
 
 
+@pytest.mark.parametrize("budget", [{"max_tokens": 0, "message": ""}, {"max_tokens": 0, "message": "So. "}], ids=str)
+def test_a_block_that_is_closed_with_the_first_token(stopping: Stopping, budget: dict[str, Any]) -> None:
+    """The first token of all comes with the prompt, by another way through the engine."""
+    whole = budget["message"] + "</think>\n\nanswer"
+    for stop in ({"stop": ["</", "So", ".", ">"]}, {"stop_regex": "^[<S]"},
+                 {"stop_token_ids": [stopping.id("</"), stopping.id("S")]}):
+        assert stopping.text(LOOP, think_budget=budget, **stop) == whole
+
+
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 def test_what_the_model_wrote_stops_as_in_sglang(stopping: Stopping, stream: bool) -> None:
     """Also where the server wrote the same text before: the response is cut at the model's own."""
