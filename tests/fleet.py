@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
+import psutil
 import servers
-from told_model import build
 
 
 @dataclass
@@ -24,15 +22,16 @@ class Fleet:
     def direct(self) -> servers.Server:
         return self.workers[0]
 
-    def stop(self) -> None:
+    def stop(self) -> list[psutil.Process]:
+        """End all; return processes of the workers that outlived it."""
         self.router.stop()
-        assert not any([worker.stop() for worker in self.workers])
+        return [process for worker in self.workers for process in worker.stop()]
 
 
 def start_router(workers: Sequence[servers.Server]) -> servers.Server:
     """A cache-aware router that has found its workers."""
     port, metrics = servers.free_port(), servers.free_port()
-    command = [sys.executable, "-m", "sglang_router.launch_router", "--host", "127.0.0.1", "--port", str(port),
+    command = ["-m", "sglang_router.launch_router", "--host", "127.0.0.1", "--port", str(port),
                "--worker-urls", *(w.url for w in workers), "--policy", "cache_aware", "--prometheus-port", str(metrics)]
     router = servers.start(command, port)
     deadline = time.monotonic() + 120  # it answers before it has looked at its workers
@@ -42,11 +41,8 @@ def start_router(workers: Sequence[servers.Server]) -> servers.Server:
     return router
 
 
-def start(folder: Path, *flags: str) -> Fleet:
-    """Two servers of the told model, with metrics, behind a router."""
-    model = str(build(folder))
-    every = ("--model-path", model, "--reasoning-parser", "qwen3", "--served-model-name", "told", "--enable-metrics",
-             "--think-effort", "low=2", "--dtype", "float32", "--attention-backend", "torch_native", *flags)
+def start(*flags: str) -> Fleet:
+    """Two servers of launch.py with these flags, behind a router."""
     with ThreadPoolExecutor(2) as pool:
-        workers = list(pool.map(lambda _: servers.launch(*every), range(2)))
+        workers = list(pool.map(lambda _: servers.launch(*flags), range(2)))
     return Fleet(workers, start_router(workers))

@@ -23,41 +23,42 @@ def chat(server: servers.Server, most: int, **body: Any) -> tuple[dict[str, Any]
 
 @pytest.mark.parametrize(("most", "kept"), [(16, 2), (40, 5), (80, 10), (800, 100)])
 @pytest.mark.parametrize("budget", [0, 3, 1000, 2**31 - 2])
-def test_an_eighth_is_kept(told_server: servers.Server, most: int, kept: int, budget: int) -> None:
+def test_an_eighth_is_kept(scripted_server: servers.Server, most: int, kept: int, budget: int) -> None:
     limit = min(budget, most - kept - CLOSE)
-    told, answer = chat(told_server, most, think_budget=budget)
+    told, answer = chat(scripted_server, most, think_budget=budget)
     assert told == think(limit, limit, CLOSE, "forced")
     assert answer.strip() == "answer"
 
 
 @pytest.mark.parametrize("most", range(1, 9))
-def test_short_responses(told_server: servers.Server, most: int) -> None:
+def test_short_responses(scripted_server: servers.Server, most: int) -> None:
     """One token is kept where more than the end of the thinking has room; else the limit is what was asked for."""
-    told, answer = chat(told_server, most, think_budget=5)
+    told, answer = chat(scripted_server, most, think_budget=5)
     limit = min(5, most - 1 - CLOSE) if most > CLOSE else 5
     assert told["budget"] == limit
     assert told["tokens"] == min(limit, most)
     assert bool(answer) == (most > CLOSE)
 
 
-def test_what_keeps_nothing(told_server: servers.Server) -> None:
+def test_what_keeps_nothing(scripted_server: servers.Server) -> None:
     """No limit, and a request that says so itself."""
-    assert chat(told_server, 16)[0] is None
-    assert chat(told_server, 16, think_budget=-1)[0] == think(-1, 16, 0, "open")
-    assert chat(told_server, 16, think_budget={"max_tokens": 50, "answer_tokens": 0})[0] == think(50, 16, 0, "open")
-    assert chat(told_server, 16, think_budget={"max_tokens": 50, "answer_tokens": 4})[0] == think(9, 9, CLOSE, "forced")
+    assert chat(scripted_server, 16)[0] is None
+    assert chat(scripted_server, 16, think_budget=-1)[0] == think(-1, 16, 0, "open")
+    assert chat(scripted_server, 16, think_budget={"max_tokens": 50, "answer_tokens": 0})[0] == think(50, 16, 0, "open")
+    four = {"max_tokens": 50, "answer_tokens": 4}
+    assert chat(scripted_server, 16, think_budget=four)[0] == think(9, 9, CLOSE, "forced")
 
 
-def test_an_end_of_its_own_is_not_hurried(told_server: servers.Server) -> None:
+def test_an_end_of_its_own_is_not_hurried(scripted_server: servers.Server) -> None:
     says = [{"role": "user", "content": THREE}]
-    assert chat(told_server, 12, messages=says, think_budget=100)[0] == think(8, 6, 0, "natural")
+    assert chat(scripted_server, 12, messages=says, think_budget=100)[0] == think(8, 6, 0, "natural")
 
 
-def test_several_choices_and_a_batch(told_server: servers.Server) -> None:
+def test_several_choices_and_a_batch(scripted_server: servers.Server) -> None:
     """The engine reads their common prompt with a request of its own, of no tokens."""
-    told, _ = chat(told_server, 16, think_budget=100, n=3)
+    told, _ = chat(scripted_server, 16, think_budget=100, n=3)
     assert told["choices"] == [think(11, 11, CLOSE, "forced")] * 3
     params = [{"max_new_tokens": most, "temperature": 0, "think_budget": 100} for most in (16, 40)]
     body = {"text": ["<think>" + LOOP] * 2, "sampling_params": params}
-    got = told_server.post("/generate", body).json()
+    got = scripted_server.post("/generate", body).json()
     assert [each["meta_info"]["think"]["budget"] for each in got] == [11, 32]

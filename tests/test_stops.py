@@ -18,8 +18,8 @@ import requests
 import servers
 from hypothesis import given
 from hypothesis import strategies as st
-from scripted_model import build_scripted_model
-from told_model import CLOSE, LOOP, SCRIPTS, STOPS, THREE, think
+from scripted_model import TOLD_TOO, build_scripted_model
+from told_model import CLOSE, LOOP, STOPS, THREE, think
 from transformers import AutoTokenizer
 
 from sglang_ext.budget.stops import Seams, StopText
@@ -36,6 +36,9 @@ WAYS = {
               "--speculative-num-draft-tokens", "5"),
     "uag": ("--speculative-algorithm", "UAG", "--speculative-num-draft-tokens", "6", "--uag-lengths", "fixed"),
 }
+
+
+pytestmark = pytest.mark.served
 
 
 @dataclass
@@ -66,7 +69,7 @@ class Stopping:
 
 @pytest.fixture(scope="module", params=WAYS)
 def stopping(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stopping]:
-    folder = build_scripted_model(tmp_path_factory.mktemp("stops"), SCRIPTS, ALWAYS)
+    folder = build_scripted_model(tmp_path_factory.mktemp("stops"), TOLD_TOO, ALWAYS)
     draft = ("--speculative-draft-model-path", str(folder)) if request.param == "uag" else ()
     attention = ("--attention-backend", "torch_native") if request.param == "plain" else ()
     server = servers.launch("--model-path", str(folder), "--reasoning-parser", "deepseek-r1", "--dtype", "float32",
@@ -131,8 +134,8 @@ def test_the_reason_names_what_was_met(stopping: Stopping) -> None:
 
 def test_an_end_that_an_eos_became(stopping: Stopping) -> None:
     """The model wanted to end the response; the marker in the place of its EOS is the server's."""
-    closed = "half</think>\n\nanswer"
-    for stop in ({"stop": ["</think>"]}, {"stop": "half</"}, {"stop": "</"}, {"stop_token_ids": [stopping.id("</")]},
+    closed = "partly</think>\n\nanswer"
+    for stop in ({"stop": ["</think>"]}, {"stop": "partly</"}, {"stop": "</"}, {"stop_token_ids": [stopping.id("</")]},
                  {"stop_regex": "</"}):
         got = stopping.ask(STOPS, think_budget=9, **stop)
         assert (got["text"], got["meta_info"]["think"]["outcome"]) == (closed, "eos")
