@@ -55,6 +55,8 @@ def _collected(values: Any, fields: frozenset[str]) -> Any:
             values = json.loads(values)
         except ValueError:
             return values
+    if values is None or isinstance(values, str | int | float | list):  # sglang's own checks fail on these
+        raise ValueError(f"{shown(values)} is no request; accepted: a JSON object")
     if not isinstance(values, Mapping):
         return values
     try:

@@ -29,10 +29,12 @@ class Fleet:
 
 
 def start_router(workers: Sequence[servers.Server]) -> servers.Server:
-    """A cache-aware router that has found its workers."""
+    """A cache-aware router that has found its workers. To its circuit breaker a worker that refuses ten requests in a row
+    is broken."""
     port, metrics = servers.free_port(), servers.free_port()
     command = ["-m", "sglang_router.launch_router", "--host", "127.0.0.1", "--port", str(port),
-               "--worker-urls", *(w.url for w in workers), "--policy", "cache_aware", "--prometheus-port", str(metrics)]
+               "--worker-urls", *(w.url for w in workers), "--policy", "cache_aware", "--prometheus-port", str(metrics),
+               "--disable-circuit-breaker"]
     router = servers.start(command, port)
     deadline = time.monotonic() + 120  # it answers before it has looked at its workers
     body = {"text": "x", "sampling_params": {"max_new_tokens": 1}}

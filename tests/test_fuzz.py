@@ -200,8 +200,8 @@ def test_odd_budgets(fleet: fleets.Fleet, neighbour: list[list[int]]) -> None:
 @pytest.mark.parametrize("path", [path for path, *_ in ENDPOINTS])
 @pytest.mark.parametrize("text", ["{", '{"think_budget": NaN}', '{"think_budget": }', "[]", "null", "5", '"budget"'])
 def test_bodies_that_are_no_request(fleet: fleets.Fleet, path: str, text: str) -> None:
-    """Whatever they are answered (sglang's own check of a chat fails on what is no object), the server goes on."""
+    """A request that is none is the client's error, and the server goes on."""
     headers = {"Content-Type": "application/json"}
     response = requests.post(fleet.direct.url + path, data=text, headers=headers, timeout=30)
-    assert response.status_code >= 400
+    assert 400 <= response.status_code < 500
     assert fleet.direct.generate(text="x", sampling_params={"max_new_tokens": 1})
