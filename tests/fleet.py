@@ -29,8 +29,8 @@ class Fleet:
 
 
 def start_router(workers: Sequence[servers.Server]) -> servers.Server:
-    """A cache-aware router that has found its workers. Its circuit breaker would take a worker that refuses ten requests
-    in a row for a broken one."""
+    """A cache-aware router that has found its workers. Its circuit breaker would take a worker that refuses ten
+    requests in a row for a broken one."""
     port, metrics = servers.free_port(), servers.free_port()
     command = ["-m", "sglang_router.launch_router", "--host", "127.0.0.1", "--port", str(port),
                "--worker-urls", *(w.url for w in workers), "--policy", "cache_aware", "--prometheus-port", str(metrics),
