@@ -100,9 +100,9 @@ class Settings:
         if default is None:
             default = UNLIMITED if self.think_budget_max is None else self.think_budget_max
         try:
-            floor = Limits(None, ceiling, allow_unlimited=self.think_budget_max is None)
+            floor = Limits(None, ceiling, self.think_budget_max is None, self.think_message)
             checked = parse({**base, "max_tokens": default}, floor, "--think-budget")
-            return replace(floor, default=replace(checked, answer_tokens=self.think_answer_tokens))
+            return replace(floor, default=replace(checked, message=None, answer_tokens=self.think_answer_tokens))
         except BudgetError as error:
             text = str(error)
             for key in ("max_tokens", "message", "answer_tokens"):

@@ -158,7 +158,9 @@ def test_a_marker_that_the_server_completed(stopping: Stopping, budget: int) -> 
 def test_budget_0_says_nothing_of_the_operators(stopping: Stopping) -> None:
     """Nothing was thought, so there is nothing to say about it; a message of the request's is said."""
     assert stopping.text(LOOP, think_budget=0) == "</think>\n\nanswer"
-    assert stopping.text(LOOP, think_budget={"max_tokens": 0, "message": "So: "}) == "So: </think>\n\nanswer"
+    for said in ("So: ", MESSAGE):
+        got = stopping.text(LOOP, think_budget={"max_tokens": 0, "message": said})
+        assert got == said + "</think>\n\nanswer"
     assert stopping.text(LOOP, think_budget=1) == f"loop{MESSAGE}</think>\n\nanswer"
     body = {"model": "m", "messages": [{"role": "user", "content": LOOP}], "max_tokens": 40, "temperature": 0}
     message = stopping.server.post("/v1/chat/completions", {**body, "think_budget": 0}).json()["choices"][0]["message"]

@@ -43,7 +43,7 @@ def demand(budget: int, think: Mapping[str, Any] | None) -> None:
 
 def _of_report(budget: int, think: Mapping[str, Any] | None) -> str | None:
     limit = (think or {}).get("budget", UNLIMITED)
-    in_force = 0 <= limit <= budget and (think or {}).get("tokens", limit + 1) <= limit
+    in_force = (think or {}).get("tokens", limit + 1) <= limit <= budget
     return None if in_force else _lost(budget, think)
 
 

@@ -187,7 +187,7 @@ class Admission:
             BudgetError: the message cannot be forced as it is.
         """
         try:
-            return self._message_ids(budget.message or "")
+            return self._message_ids(self.limits.message if budget.message is None else budget.message)
         except ValueError as error:
             raise BudgetError(f"{name}.message: {error}") from None
 
@@ -235,8 +235,7 @@ class Admission:
     def _speaking(self, budget: ThinkBudget, max_new_tokens: int | None) -> ThinkBudget:
         """The budget without the server's own stop message, where that would take the place of the answer, or of all
         thinking: nothing is said about a thought that there was none of."""
-        own = self.limits.default.message if self.limits.default else None
-        if not budget.message or budget.message != own:
+        if budget.message is not None or not self.limits.message:
             return budget
         if budget.max_tokens == 0:
             return replace(budget, message="")

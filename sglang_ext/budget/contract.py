@@ -73,6 +73,7 @@ class Limits:
     default: ThinkBudget | None = None  # for requests that say nothing
     ceiling: int = CEILING  # --think-budget-max
     allow_unlimited: bool = True  # whether a request may ask for no limit
+    message: str = ""  # --think-message, for requests that name none
 
     @property
     def lowest(self) -> int:
