@@ -31,7 +31,7 @@ class Target:
     Attributes:
         url: address without a path.
         model: name that the server serves.
-        budget_field: how it spells a budget; see `options.spelled`.
+        budget_field: how it spells a budget; see `options.spelled`. Ours goes into `metadata`.
         max_tokens: most tokens of a response.
         check: how an answer is compared with the right one, a key of `workload.CHECKS`.
         extra: more fields of the body.
@@ -50,7 +50,11 @@ class Target:
 
     def body(self, task: Task, budget: int) -> dict[str, Any]:
         """The request. Without a limit ours says so, which asks for the report; another server is told nothing."""
-        limit = spelled(self.budget_field, budget) if budget != UNLIMITED or self.budget_field == OURS else {}
+        limit: dict[str, Any] = {}
+        if self.budget_field == OURS:
+            limit = {"metadata": {OURS: str(budget)}}  # what a router passes on, and its values are strings
+        elif budget != UNLIMITED:
+            limit = spelled(self.budget_field, budget)
         base = {"model": self.model, "messages": task.messages, "max_tokens": self.max_tokens, "temperature": 0,
                 "stream": True, "stream_options": {"include_usage": True}}
         return merged(merged(base, self.extra), limit)
