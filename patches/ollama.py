@@ -82,7 +82,7 @@ class _Call(_View):
     def _convert_options_to_sampling_params(self, options: Any = None) -> dict[str, Any]:
         params = self._inner._convert_options_to_sampling_params(options)
         most = params.get("max_new_tokens")
-        if isinstance(most, bool) or not isinstance(most, int):
+        if most is not None and (isinstance(most, bool) or not isinstance(most, int)):
             raise BudgetError(f"options.num_predict: {json.dumps(most)} is not accepted; accepted: an integer")
         return with_checked_budget(self._request, params, self._templated)
 
