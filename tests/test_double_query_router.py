@@ -12,11 +12,13 @@ import fleet as fleets
 import httpx
 import pytest
 import servers
-from conftest import FLOAT32
 from scripted_model import EOS, Scripts, build_scripted_model
+from servers import FLOAT32
 from transformers import AutoTokenizer
 
 from sglang_ext.double_query import Endpoint, Query, Response, Stream, double_query, double_query_async
+
+pytestmark = pytest.mark.served
 
 OPEN = "<think>\n"
 SCRIPTS = Scripts(
