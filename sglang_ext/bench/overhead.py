@@ -14,7 +14,8 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 from . import common, plots, servers, stats
 from .batch import send
 from .errors import BenchError
-from .load import OURS, merged
+from .in_force import OURS
+from .load import merged
 from .models import Served, resolve
 from .options import choices, spelled, whole
 from .processor import Markers, markers_of, processor_text
