@@ -92,5 +92,6 @@ def trim_matched_stop(original: Callable[..., Any], self: Any, output: Any, fini
                       no_stop_trim: bool) -> Any:
     matched = finished_reason.get("matched") if finished_reason else None
     if isinstance(matched, StopText) and isinstance(output, str):
+        finished_reason["matched"] = str(matched)  # from here on a plain text: not every encoder takes another
         return matched.trimmed(output, no_stop_trim)
     return original(self, output, finished_reason, no_stop_trim)

@@ -188,6 +188,13 @@ def test_stops_on_the_other_endpoints(stopping: Stopping) -> None:
     chat = stopping.server.post("/v1/chat/completions", {**says, "stop": ["</think>", ".", "M"]}).json()["choices"][0]
     assert chat["message"]["content"].strip() == "answer"
     assert chat["message"]["reasoning_content"].startswith(THOUGHT)
+    for stream in (False, True):
+        options = {"stream": stream, "return_output_ids_in_sglext": True, **({"stream_options": {"include_usage": True}}
+                                                                              if stream else {})}
+        response = stopping.server.post("/v1/chat/completions", {**says, "stop": ["answer"], **options})
+        assert response.status_code == 200, response.text
+        assert '"matched_stop":"answer"' in response.text.replace(": ", ":")
+        assert not stream or response.text.rstrip().endswith("data: [DONE]")
     blocks = stopping.server.post("/v1/messages", {**says, "stop_sequences": ["</think>", "."]}).json()["content"]
     assert blocks[-1]["text"].strip() == "answer"
     options = {"temperature": 0, "num_predict": 40, "think_budget": 4, "stop": ["</think>", "."]}
