@@ -40,6 +40,13 @@ def test_short_responses(scripted_server: servers.Server, most: int) -> None:
     assert bool(answer) == (most > CLOSE)
 
 
+def test_a_message_without_room_beside_an_answer(scripted_server: servers.Server) -> None:
+    """Thinking is not given up for a message that leaves no room for an answer anyway."""
+    said = "I have to stop here and answer now. "
+    told, _ = chat(scripted_server, 10, think_budget={"max_tokens": 6, "message": said})
+    assert (told["budget"], told["tokens"]) == (6, 6)
+
+
 def test_what_keeps_nothing(scripted_server: servers.Server) -> None:
     """No limit, and a request that says so itself."""
     assert chat(scripted_server, 16)[0] is None

@@ -227,10 +227,9 @@ class Admission:
             )
 
     def _settled(self, budget: ThinkBudget, max_new_tokens: int | None) -> ThinkBudget:
-        """The budget with its reserve in tokens."""
-        assert self.automaton is not None
-        bare = self.automaton.program.index(PROGRAM_END)
-        return replace(budget, answer_tokens=budget.reserve(max_new_tokens, bare))
+        """The budget with its reserve in tokens. The server's own message gives way to an answer, a request's does not."""
+        least = self._closing(replace(budget, message=budget.message or ""))
+        return replace(budget, answer_tokens=budget.reserve(max_new_tokens, least))
 
     def _speaking(self, budget: ThinkBudget, max_new_tokens: int | None) -> ThinkBudget:
         """The budget without the server's own stop message, where that would take the place of the answer, or of all

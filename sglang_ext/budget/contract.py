@@ -53,7 +53,7 @@ class ThinkBudget:
 
         Args:
             max_new_tokens: of the response; None if it is not known.
-            closing: tokens that end the thinking, without a message. A response that is no longer holds no answer.
+            closing: fewest tokens that end the thinking. A response that is no longer holds no answer.
         """
         if self.answer_tokens is not AUTO:
             return self.answer_tokens
