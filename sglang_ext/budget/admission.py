@@ -227,7 +227,8 @@ class Admission:
             )
 
     def _settled(self, budget: ThinkBudget, max_new_tokens: int | None) -> ThinkBudget:
-        """The budget with its reserve in tokens. The server's own message gives way to an answer, a request's does not."""
+        """The budget with its reserve in tokens. The server's own message gives way to an answer; a request's does
+        not."""
         least = self._closing(replace(budget, message=budget.message or ""))
         return replace(budget, answer_tokens=budget.reserve(max_new_tokens, least))
 
