@@ -11,6 +11,8 @@ from typing import Any
 from .fit import hooks, installed, refuse_misfits
 from .hook import Hook, HookError
 
+DETOKENIZER = "sglang.srt.managers.detokenizer_manager."
+
 
 def register_all() -> None:
     """Check every signature and register every hook with sglang. Called once a process, by the plugin.
@@ -18,13 +20,12 @@ def register_all() -> None:
     Raises:
         HookError: a place that is gone, a signature that differs, or a process that came too far.
     """
-    if _needs_nothing():
-        return
     if multiprocessing.parent_process() is None:  # those that it starts have the same sglang
         refuse_misfits()
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    targets = {hook: target for hook in hooks().values() if (target := _target(hook)) is not None}
+    rows = [hook for hook in hooks().values() if not _detokenizes() or hook.path.startswith(DETOKENIZER)]
+    targets = {hook: target for hook in rows if (target := _target(hook)) is not None}
     for hook, target in targets.items():
         _check_signature(hook, target)
     for hook, target in targets.items():
@@ -45,9 +46,9 @@ def check_applied() -> None:
                         f"{', '.join(missing)}")
 
 
-def _needs_nothing() -> bool:
+def _detokenizes() -> bool:
     """Whether this is a spawned process without a scheduler, a controller or a server, that is, a detokenizer: there
-    the hooks would only cost the import of the modules they are for."""
+    the other hooks would only cost the import of the modules they are for."""
     roles = ("managers.scheduler", "managers.data_parallel_controller", "entrypoints.http_server")
     spawned = multiprocessing.parent_process() is not None
     return spawned and not any(f"sglang.srt.{role}" in sys.modules for role in roles) and not _serves_http()

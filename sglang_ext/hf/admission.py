@@ -26,12 +26,13 @@ def build_admission(tokenizer: Any, pair: tuple[str, str] | None, message: str, 
         raise ValueError(f"markers: {pair!r}; accepted: two different, non-empty texts")
     markers = find_markers(tokenizer, start, end, None)
     try:
-        limits = Limits(parse({"message": message}, Limits()))
+        parse({"message": message}, Limits())
+        limits = Limits(ThinkBudget(), message=message)
         if markers is None:
             return Admission(limits, None, lambda text: [], "the tokenizer tells no thinking markers; give `markers`")
         automaton = _automaton(tokenizer, markers, tuple(eos_ids), width)
         admission = Admission(limits, automaton, lambda text: encode_exact(tokenizer, automaton.vocabulary, text))
-        admission.message_ids(limits.default or ThinkBudget())
+        admission.message_ids(ThinkBudget())
     except BudgetError as error:
         raise BudgetError(str(error).replace("think_budget.message", "message")) from None
     return admission
