@@ -1,4 +1,5 @@
-"""A copy of the installed sglang with changes, made of links: its source is read from there, and it can be imported."""
+"""The installed release of sglang, and a copy of it with changes, made of links: its source is read from there, and it
+can be imported."""
 
 from __future__ import annotations
 
@@ -15,6 +16,15 @@ def installed() -> Path:
     assert spec is not None
     assert spec.submodule_search_locations
     return Path(spec.submodule_search_locations[0])
+
+
+def has_data_parallel() -> bool:
+    """Whether the installed release has what a data parallel server needs; 0.5.22 has not."""
+    from sglang_ext.patches.fit import findings
+
+    from sglang_ext.compat.compare import ABSENT
+
+    return not any(f.verdict == ABSENT and ".data_parallel_controller." in f.place.path for f in findings())
 
 
 def copy_with(folder: Path, *changes: tuple[str, str, str]) -> Path:

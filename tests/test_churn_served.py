@@ -15,6 +15,7 @@ import requests
 import servers
 import told_model as told
 from churn_exact import OPEN, Exact, watch
+from release_copy import has_data_parallel
 from scripted_model import TOLD_TOO, Scripts
 from servers import FLOAT32
 from uag_models import SPOKEN, build_spoken_draft, build_spoken_model
@@ -97,6 +98,8 @@ class Running:
 def running(request: pytest.FixtureRequest, scripted_model: Path,
             tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     kind = KINDS[request.param]
+    if "--dp" in kind.flags and not has_data_parallel():
+        pytest.skip("this release has no data parallel servers")
     model = kind.model(tmp_path_factory.mktemp("model")) if kind.model else scripted_model
     draft = kind.draft(tmp_path_factory.mktemp("draft")) if kind.draft else None
     drafting = () if draft is None else ("--speculative-draft-model-path", str(draft))

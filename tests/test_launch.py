@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 import servers
+from release_copy import has_data_parallel
 from servers import FLOAT32
 
 START_SECONDS = 300
@@ -201,6 +202,8 @@ def test_engine_from_python(scripted_model: Path, tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def parallel_server(scripted_model: Path) -> Iterator[servers.Server]:
     """Two data parallel schedulers behind two tokenizer workers."""
+    if not has_data_parallel():
+        pytest.skip("this release has no data parallel servers")
     server = servers.launch("--model-path", str(scripted_model), "--reasoning-parser", "qwen3", "--dp", "2",
                             "--tokenizer-worker-num", "2", "--think-budget", "6", "--max-total-tokens", "4096",
                             *FLOAT32)
@@ -223,3 +226,12 @@ def test_every_tokenizer_worker_checks_budgets(parallel_server: servers.Server, 
         assert response.status_code == 400
         chat = {"model": "m", "messages": [{"role": "user", "content": "x"}], "think_budget": "4"}
         assert parallel_server.post("/v1/chat/completions", chat).status_code == 400
+
+
+def test_data_parallel_is_refused_where_it_is_not_served(scripted_model: Path) -> None:
+    if has_data_parallel():
+        pytest.skip("this release has data parallel servers")
+    done = servers.run("launch.py", "--model-path", str(scripted_model), "--reasoning-parser", "qwen3", "--dp", "2",
+                       "--port", str(servers.free_port()))
+    assert done.returncode == 2, done.stderr[-2000:]
+    assert "data parallel servers (--dp) are not served there" in done.stderr.strip().splitlines()[-2]
