@@ -129,4 +129,5 @@ class _Tokenizer(_View):
         self._call = call
 
     def apply_chat_template(self, *args: Any, **kwargs: Any) -> Any:
-        return self._inner.apply_chat_template(*args, **self._call.arguments(), **kwargs)
+        given = {"return_dict": False, **kwargs}  # 0.5.22 leaves it out, and takes the dictionary for the ids
+        return self._inner.apply_chat_template(*args, **self._call.arguments(), **given)
