@@ -32,6 +32,7 @@ class Word(IntEnum):
     GRACE = 10  # from this USED on, the first line end closes the block, or NO_LIMIT
     TOTAL = 11  # tokens of the response so far
     LAST = 12  # from this TOTAL on, an open block is closed, so that what is left goes to the answer; or NO_LIMIT
+    END = 13  # index into `program` of the end that the request's block has, without a message
 
 
 WORDS = 16
@@ -42,6 +43,8 @@ PROGRAM_END = -1  # terminates a forced sequence in `program`
 STATE_MASK = 0xFFFF
 INSIDE = 1 << 16  # automaton word: a thinking block is open
 LINE_END = 1 << 17  # automaton word: the last byte was a line feed
+PENDING = 1 << 18  # automaton word: a block opens with whatever comes next
+THINKING = INSIDE | PENDING  # automaton word: what comes next is thinking, unless it says otherwise
 NEAR = 3  # tokens from the wall on which no character may be begun that cannot be completed: a character has 4 bytes
 
 
@@ -51,11 +54,12 @@ class Event(IntFlag):
     OPEN = 1 << 20  # the token completes a start marker and a block opens
     CLOSE = 1 << 21  # the token completes the end marker of an open block
     IMPLICIT = 1 << 22  # the token completes an implicit end marker of an open block
-    END_OUTSIDE = 1 << 23  # the token completes an end marker outside any block
+    END_OUTSIDE = 1 << 23  # the token completes an end marker right behind an end
     EOS = 1 << 24  # the token ends the response
+    BEGIN = 1 << 25  # the token opens a block by itself, without a start marker, and is part of it
 
 
-AUTO_MASK = STATE_MASK | INSIDE | LINE_END
+AUTO_MASK = STATE_MASK | THINKING | LINE_END
 
 
 class Flag(IntFlag):
@@ -64,7 +68,7 @@ class Flag(IntFlag):
     ACTIVE = 1  # the request has a budget; every other row is left alone
     EOS_CLOSES = 2  # an EOS inside a block is replaced by the end marker
     NO_BREAK = 4  # nothing is forced after the end marker (a grammar starts right there)
-    FORCED_END = 8  # the budget closed a block: the end marker is not written a second time
+    FORCED_END = 8  # the budget closed the last block: right behind it the end marker is not written a second time
     FRESH = 16  # the next token is the first after a forced end: it cannot be EOS
 
 
@@ -145,7 +149,8 @@ class BudgetState:
     """Slot-indexed state. A recycled slot is overwritten whole.
 
     `program` holds forced sequences, each terminated by PROGRAM_END: first the shared ones (index 0: the end marker
-    and its line break; then what completes a half-written marker), then `stride` ids for each slot.
+    and what follows it; then those of other pairs of markers, and what completes a half-written marker), then `stride`
+    ids for each slot.
     """
 
     words: torch.Tensor  # [slots, WORDS] int32

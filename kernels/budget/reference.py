@@ -18,6 +18,7 @@ from .layout import (
     NOT_FORCING,
     PROGRAM_END,
     STATE_MASK,
+    THINKING,
     Event,
     Flag,
     Outcome,
@@ -56,13 +57,13 @@ def lookup(tables: HostTables, auto: int, token: int) -> int:
 
 
 def banned(tables: HostTables, auto: int) -> Sequence[int]:
-    """Ids that would end the block (inside) or write the end marker (outside) in this automaton word."""
+    """Ids that would end the block (where thinking) or write the end marker right behind an end (outside)."""
     state = auto & STATE_MASK
     return tables.ban_ids[tables.ban_start[state] : tables.ban_start[state + 1]]
 
 
 def tokens_left(row: Sequence[int]) -> int:
-    """How many more tokens the model can choose in an open block until it comes to its wall."""
+    """How many more tokens the model can choose for thinking until it comes to its wall."""
     return min(row[Word.MAX] - row[Word.USED], row[Word.LAST] - row[Word.TOTAL])
 
 
@@ -101,10 +102,10 @@ def mask_row(logits: MutableSequence[float], row: Sequence[int], program: Sequen
             logits[i] = -math.inf
         logits[keep] = value
         return
-    inside = row[Word.AUTO] & INSIDE
-    if (inside and row[Word.USED] < row[Word.MIN]) or (not inside and flags & Flag.FORCED_END):
+    thinking = row[Word.AUTO] & THINKING
+    if (thinking and row[Word.USED] < row[Word.MIN]) or (not thinking and flags & Flag.FORCED_END):
         _lose(logits, banned(tables, row[Word.AUTO]), lost)
-    if inside:
+    if thinking:
         _lose(logits, cut(tables, row[Word.AUTO], tokens_left(row)), lost)
     if flags & Flag.FRESH:
         _lose(logits, tables.eos_ids, lost)
@@ -116,9 +117,9 @@ def _lose(logits: MutableSequence[float], ids: Sequence[int], lost: float) -> No
 
 
 def force_cursor(row: Sequence[int], tables: HostTables, message: bool) -> int:
-    """Where forcing starts: the rest of a half-written end marker, else the row's message (or nothing) and the end."""
+    """Where forcing starts: the rest of what stands half-written, else the row's message (or nothing) and the end."""
     rest = tables.end_cursor[row[Word.AUTO] & STATE_MASK]
-    return rest if rest or not message else row[Word.WALL]
+    return rest or row[Word.WALL if message else Word.END]
 
 
 def arm(row: MutableSequence[int], tables: HostTables, chosen: bool) -> None:
@@ -127,7 +128,7 @@ def arm(row: MutableSequence[int], tables: HostTables, chosen: bool) -> None:
     Args:
         chosen: whether the model itself chose the token that led here; grace looks only at the model's own lines.
     """
-    if row[Word.CURSOR] != NOT_FORCING or not row[Word.AUTO] & INSIDE:
+    if row[Word.CURSOR] != NOT_FORCING or not row[Word.AUTO] & THINKING:
         return
     if tokens_left(row) <= 0:
         row[Word.REASON] = Outcome.FORCED
@@ -161,7 +162,7 @@ def advance_row(token: int, row: MutableSequence[int], program: Sequence[int], t
     if forcing:
         row[Word.FORCED] += 1
         row[Word.CURSOR] += 1
-    elif was_inside:
+    elif was_inside or step & Event.BEGIN:
         row[Word.USED] += 1
     _note_outcome(row, step, forcing)
     if forcing and (row[Word.CURSOR] == NOT_FORCING or program[row[Word.CURSOR]] == PROGRAM_END):
@@ -177,11 +178,12 @@ def _note_outcome(row: MutableSequence[int], step: int, forcing: bool) -> None:
         if forcing:
             row[Word.OUTCOME] = row[Word.REASON]
             row[Word.FLAGS] |= Flag.FORCED_END
-            row[Word.WALL] = 0
+            row[Word.WALL] = row[Word.END]
             if row[Word.FLAGS] & Flag.NO_BREAK:
                 row[Word.CURSOR] = NOT_FORCING
         else:
             row[Word.OUTCOME] = Outcome.NATURAL if step & Event.CLOSE else Outcome.IMPLICIT
+            row[Word.FLAGS] &= ~Flag.FORCED_END
     if step & INSIDE:
         row[Word.OUTCOME] = Outcome.OPEN
 
