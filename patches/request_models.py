@@ -16,6 +16,7 @@ from sglang_ext.budget.effort import Share
 from sglang_ext.budget.service import current
 from sglang_ext.config import Settings
 
+from .asked import note
 from .budget_fields import with_budget
 from .registry import HookError
 
@@ -124,7 +125,7 @@ def _with_checked_budget(request: Any, params: dict[str, Any]) -> dict[str, Any]
 
 
 def to_sampling_params(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-    return _with_checked_budget(self, original(self, *args, **kwargs))
+    return note(self, _with_checked_budget(self, original(self, *args, **kwargs)), parsed=True)
 
 
 def build_sampling_params(original: Callable[..., Any], self: Any, request: Any) -> dict[str, Any]:

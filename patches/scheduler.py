@@ -7,13 +7,19 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
+from sglang_ext.budget.kernels.layout import Word
+
 from sglang_ext.budget import service
 from sglang_ext.budget.admission import Outlook, RequestRow
 from sglang_ext.budget.contract import BudgetError, ThinkBudget, spellings
+from sglang_ext.budget.families import Implied
+from sglang_ext.budget.prompt import Request
 from sglang_ext.budget.results import ReasoningCounter
 from sglang_ext.config import SettingsError
 
+from .asked import REQUEST_KEY
 from .launch import READY_KEY, REFUSED
+from .reasoner_grammar import follow
 from .reasoning_parser import build_admission
 from .registry import check_applied
 from .speculation import UAG_KEY, result_of
@@ -24,8 +30,9 @@ from .usage import RESULT_KEY, Report
 class Thinking:
     """A request's budget and, from its first prefill on, its row. Hangs on sglang's `Req` as `think`."""
 
-    def __init__(self, budget: ThinkBudget) -> None:
+    def __init__(self, budget: ThinkBudget, request: Request) -> None:
         self.budget = budget
+        self.request = request
         self._row: RequestRow | None = None
 
     def row(self, req: Any) -> RequestRow:
@@ -34,7 +41,10 @@ class Thinking:
             params = req.sampling_params
             grammar = any(getattr(params, name) for name in GRAMMARS)
             self._row = service.current().row(self.budget, req.origin_input_ids, params.max_new_tokens,
-                                              ignore_eos=params.ignore_eos, grammar=grammar)
+                                              ignore_eos=params.ignore_eos, grammar=grammar, request=self.request)
+            automaton = service.current().automaton
+            if grammar and automaton is not None:
+                follow(req.grammar, automaton, self._row.words[Word.AUTO], self.request.tools)
         return self._row
 
     def note(self, words: list[int], length: int) -> None:
@@ -82,7 +92,8 @@ def create_generation_req(original: Callable[..., Any], self: Any, recv_req: Any
     except BudgetError as error:
         req.think_error = str(error)
     else:
-        req.think = Thinking(budget) if budget is not None else None
+        request = custom.get(REQUEST_KEY) if isinstance(custom, dict) else None
+        req.think = Thinking(budget, Request(**(request or {}))) if budget is not None else None
     return req
 
 
@@ -127,7 +138,10 @@ def _reasoning_tokens(req: Any, counter: ReasoningCounter) -> int | None:
     if req.input_embeds is not None or req.beam_group is not None:
         return None
     if getattr(req, "think_count", None) is None:
-        req.think_count = counter.start(req.origin_input_ids)
+        implied = req.require_reasoning and service.current().family.implied is not Implied.NEVER
+        think = getattr(req, "think", None)
+        request = think.request if think is not None else Request(tools=True, implied=implied)
+        req.think_count = counter.start(req.origin_input_ids, request)
     return counter.advance(req.think_count, req.output_ids_through_stop)
 
 

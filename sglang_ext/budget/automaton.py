@@ -49,7 +49,7 @@ class Vocabulary:
     @cached_property
     def by_bytes(self) -> dict[bytes, int]:
         """The lowest id that writes exactly these bytes, among the ids that are text."""
-        markers = {self.start_id, *self.end_ids} if len(self.end_ids) == 1 else {self.start_id}
+        markers = {self.start_id, *self.header_ids, *(self.end_ids if len(self.end_ids) == 1 else ())}
         ids: dict[bytes, int] = {}
         for i, piece in enumerate(self.pieces):
             if piece and i not in markers and i not in self.eos_ids and i not in self.control_ids:
@@ -63,6 +63,11 @@ class Vocabulary:
             ValueError: no sequence of ids writes it.
         """
         return self.written[data] if data in self.written else tuple(self.spell(data))
+
+    @cached_property
+    def turn_ids(self) -> frozenset[int]:
+        """Ids of which one that stands in no marker begins a turn or a message."""
+        return self.control_ids | self.header_ids | frozenset(self.eos_ids)
 
     def spell(self, data: bytes) -> list[int]:
         """Write bytes in as few ids as possible.
@@ -146,7 +151,8 @@ class Automaton:
         return sorted({*v.control_ids, *v.eos_ids, *(v.header_ids if self.markers.anywhere else ())})
 
     def _bans(self, lifted: Lifted) -> Iterator[np.ndarray]:
-        """For each state, ids that end the block, where thinking; that write the end marker right behind an end, else."""
+        """For each state, ids that end the block, where thinking; else those that write the end marker right behind an
+        end."""
         inside = int(Event.CLOSE | Event.IMPLICIT | Event.EOS)
         for state, word in enumerate(self.bytewise.words):
             events = inside if word & THINKING else int(Event.END_OUTSIDE)
@@ -186,8 +192,9 @@ class Automaton:
             if not rest:
                 continue
             if (pair, rest) not in places:
-                places[pair, rest] = len(self.program)
-                self.program += [*self._rest(pair, rest), *self.vocabulary.break_ids, PROGRAM_END]
+                ids = self._rest(pair, rest)
+                places[pair, rest] = len(self.program) if ids else 0
+                self.program += [*ids, *self.vocabulary.break_ids, PROGRAM_END] if ids else []
             cursor[number] = places[pair, rest]
         return cursor
 
@@ -195,16 +202,18 @@ class Automaton:
         return self.vocabulary.ids_of(self.pairs[pair].end) if pair else self.vocabulary.end_ids
 
     def _rest(self, pair: int, rest: bytes) -> list[int]:
-        """Ids that write the last bytes of an end marker, its own pieces where they fit; or text, and all of it."""
+        """Ids that write the last bytes of an end marker, its own pieces where they fit, or text and all of it; none
+        where the vocabulary cannot write them."""
         v, end, ids = self.vocabulary, self.pairs[pair].end, self._end_ids(pair)
-        if len(rest) > len(end):
-            return [*v.spell(rest[: -len(end)]), *ids]
         offset = 0
         for i, token in enumerate(ids):
             if end[offset:] == rest:
                 return list(ids[i:])
             offset += len(v.pieces[token])
-        return v.spell(rest)
+        try:
+            return [*v.spell(rest[: -len(end)]), *ids] if len(rest) > len(end) else v.spell(rest)
+        except ValueError:
+            return []
 
 
 def _joined(lists: Iterator[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from .byte_rules import NEWLINE, Begun, Headers, Markers, Matcher, byte_kinds, solid, space_after, still_missing
-from .kernels.layout import AUTO_MASK, INSIDE, LINE_END, PENDING, STATE_MASK, Event
+from .kernels.layout import INSIDE, LINE_END, PENDING, STATE_MASK, Event
 
 EVENTS = Event.OPEN | Event.CLOSE | Event.IMPLICIT | Event.END_OUTSIDE | Event.BEGIN
 NOWHERE, HERE, FRESH = 0, 1, 2
@@ -89,13 +89,15 @@ class ByteAutomaton:
         words: [states] int32, the automaton word of each state.
         control: [states] int32, the state around a control token, before and after its bytes: an opening may begin.
         missing: [states] int32, bytes that a half-written character of a block still needs; at most 3.
+        response_start, block_start: state at the start of a response outside a block, and right after a start marker,
+            of the first pair.
         rules: what delimits thinking, by request: for each pair of markers, without and with tools, once if equal.
         states: what each state knows.
     """
 
-    def __init__(self, pairs: Sequence[Markers], everywhere: bool = False) -> None:
-        self._pairs = tuple(pairs)
-        self.rules = rules = list(dict.fromkeys(r for pair in pairs for r in (pair.without_tools(), pair)))
+    def __init__(self, pairs: Markers | Sequence[Markers], everywhere: bool = False) -> None:
+        self._pairs = (pairs,) if isinstance(pairs, Markers) else tuple(pairs)
+        self.rules = rules = list(dict.fromkeys(r for pair in self._pairs for r in (pair.without_tools(), pair)))
         self._everywhere = everywhere
         self._ends = [Matcher(r.end) for r in rules]
         self._headers = [Headers(r) for r in rules]
@@ -106,6 +108,8 @@ class ByteAutomaton:
             for state in (self.start_of(i), self.block_of(i), self.implied_of(i)):
                 self._number(state)
         self._explore()
+        first = self.number_of(0, tools=True)
+        self.response_start, self.block_start = (self._index[s] for s in (self.start_of(first), self.block_of(first)))
 
     def _explore(self) -> None:
         kinds, spread = np.unique(byte_kinds(self.rules), return_inverse=True)

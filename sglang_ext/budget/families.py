@@ -78,6 +78,7 @@ class Family:
         implied: see `Implied`.
         implicit: see `Implicit`.
         found: markers are those that sglang's parser finds in the served tokenizer; the ones here are its defaults.
+        protocol: sglang's parser reads messages, not a pair of tags.
     """
 
     start: str
@@ -91,6 +92,7 @@ class Family:
     implied: Implied = Implied.NEVER
     implicit: tuple[Implicit, ...] = ()
     found: bool = False
+    protocol: bool = False
 
 
 JSON_OR_XML = ("{", "[", "<function", "<invoke", "<arg_key", "<name")
@@ -115,7 +117,7 @@ HARMONY = Family(
         Opening(("<|start|>", Gap.TEXT, " to=", Gap.TEXT, "<|channel|>", Gap.SPACES, "analysis", Gap.TEXT,
                  "<|message|>"), call=True),
     ),
-    anywhere=True, shared_end=True, answer=HARMONY_ANSWER,
+    anywhere=True, shared_end=True, answer=HARMONY_ANSWER, protocol=True,
     implicit=(Implicit("<|call|>", with_tools=False, in_calls=True),),
 )
 MUSE = Family(
@@ -126,16 +128,16 @@ MUSE = Family(
         Opening(("<|start|>", Gap.TEXT, "to=self<|message|>")),
         Opening(("<|start|>", Gap.TEXT, "to=self", " ", Gap.TEXT, "<|message|>")),
     ),
-    shared_end=True, answer="<|start|>assistant to=user<|message|>",
+    shared_end=True, answer="<|start|>assistant to=user<|message|>", protocol=True,
 )
 
 FAMILIES: Mapping[str, Family] = {
-    "apertus2509": Family("<|inner_prefix|>", "<|inner_suffix|>", anywhere=True, implicit=(
+    "apertus2509": Family("<|inner_prefix|>", "<|inner_suffix|>", anywhere=True, protocol=True, implicit=(
         Implicit("<|tools_prefix|>[", with_tools=False, until="<|tools_suffix|>"),)),
     "beam": Family("<|channel|>analysis<|message|>", "<|end|><|start|>assistant", anywhere=True, shared_end=True,
-                   answer="<|channel|>final<|message|>"),
+                   answer="<|channel|>final<|message|>", protocol=True),
     "cohere_command4": Family("<|START_THINKING|>", "<|END_THINKING|>", anywhere=True, implied=Implied.ALWAYS,
-                              answer="<|START_TEXT|>", implicit=(
+                              answer="<|START_TEXT|>", protocol=True, implicit=(
                                   Implicit("<|START_TEXT|>", with_tools=False),
                                   Implicit("<|START_ACTION|>", with_tools=False))),
     "deepseek-r1": THINK_ALWAYS,
@@ -150,7 +152,7 @@ FAMILIES: Mapping[str, Family] = {
     "granite_thinking_parser": THINK_TOOL,
     "hunyuan": replace(THINK, implicit=(Implicit("<tool_calls>", ("<tool_call",)),), found=True),
     "inkling": Family("<|content_thinking|>", "<|end_message|>", anywhere=True, shared_end=True,
-                      answer="<|message_model|><|content_text|>"),
+                      answer="<|message_model|><|content_text|>", protocol=True),
     "interns1": THINK_TOOL,
     "iquest_q1": THINK,
     "k2_horizon": Family("<ifm|think>", "</ifm|think>", implied=Implied.ALWAYS, more=(
@@ -159,13 +161,13 @@ FAMILIES: Mapping[str, Family] = {
     "kimi": Family("◁think▷", "◁/think▷"),
     "kimi_k2": replace(THINK, implicit=(Implicit("<|tool_calls_section_begin|>", ("<|tool_call_begin|>",)),)),
     "kimi_k3": Family("<|open|>think<|sep|>", "<|close|>think<|sep|>", anywhere=True, implied=Implied.ASKED,
-                      answer="<|open|>response<|sep|>", implicit=(
+                      answer="<|open|>response<|sep|>", protocol=True, implicit=(
                           Implicit("<|open|>response<|sep|>", with_tools=False),
                           Implicit("<|open|>tools<|sep|>", ("<|open|>call",)))),
     "ling3": THINK_TOOL_NAME,
     "mimo": THINK_TOOL,
     "minimax": THINK_TOOL_ALWAYS,
-    "minimax-append-think": PLAIN,
+    "minimax-append-think": replace(PLAIN, protocol=True),
     "minimax-m3": Family("<mm:think>", "</mm:think>", implied=Implied.ASKED),
     "mistral": Family("[THINK]", "[/THINK]", anywhere=True, implied=Implied.ASKED),
     "muse": MUSE,
@@ -174,7 +176,7 @@ FAMILIES: Mapping[str, Family] = {
     "poolside_v1": THINK_TOOL_NAME,
     "qwen3": THINK_TOOL,
     "qwen3-thinking": THINK_TOOL_ALWAYS,
-    "response_template": Family("", "", anywhere=True, found=True),
+    "response_template": Family("", "", anywhere=True, found=True, protocol=True),
     "step3": THINK_ALWAYS,
     "step3p5": THINK_ALWAYS,
 }

@@ -37,17 +37,17 @@ def build_admission(tokenizer: Any, pair: tuple[str, str] | None, message: str, 
     return admission
 
 
-def _automaton(tokenizer: Any, markers: Markers, eos_ids: tuple[int, ...], width: int) -> Automaton:
+def _automaton(tokenizer: Any, pairs: tuple[Markers, ...], eos_ids: tuple[int, ...], width: int) -> Automaton:
     """The lifted automaton, made once for a tokenizer: it takes a while.
 
     Raises:
         ValueError: the vocabulary cannot write the end marker.
     """
     known = _automata.setdefault(tokenizer, {})
-    key = (markers, eos_ids, width, len(tokenizer))
+    key = (pairs, eos_ids, width, len(tokenizer))
     if key not in known:
         try:
-            known[key] = Automaton(markers, vocabulary_of(tokenizer, markers, eos_ids, width))
+            known[key] = Automaton(pairs, vocabulary_of(tokenizer, pairs, eos_ids, width))
         except ValueError as error:
-            raise ValueError(f"markers: the end marker {markers.end.decode()!r} cannot be written: {error}") from None
+            raise ValueError(f"markers: the end marker {pairs[0].end.decode()!r} cannot be written: {error}") from None
     return known[key]
