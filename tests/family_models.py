@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripted_model import EOS, Scripts, build_scripted_model
+from scripted_model import Scripts, build_scripted_model
 
+EOS = "<|stop|>"
 THOUGHT = ["w1 ", "w2 ", "w3 ", "w4 ", "w5 ", "w6 "]
 ANSWER = ["y1 ", "y2 "]
 
@@ -22,8 +23,7 @@ class Shape:
         opening: what the model writes to open a block; nothing where the prompt opens it.
         end: what ends a block.
         header: what follows a forced end.
-        tool_parser: sglang's tool parser.
-        call: a tool call, from the first token behind a thought's end on.
+        between: what stands between an end and the next opening.
         plain: pieces of the markers that are no control tokens.
     """
 
@@ -32,7 +32,7 @@ class Shape:
     opening: Sequence[str]
     end: Sequence[str]
     header: Sequence[str] = ()
-    tool_parser: str = ""
+    between: Sequence[str] = ()
     plain: Sequence[str] = ()
 
     @property
@@ -44,31 +44,36 @@ class Shape:
 
     @property
     def scripts(self) -> Scripts:
+        """Thinks, stops while it thinks; answers."""
         behind = [*self.end, *self.header]
-        control = dict.fromkeys((*self.opening, *behind))
+        return self._scripts([[behind[-1], *self.answer, EOS], ["1", *self.opening, *THOUGHT, EOS]])
+
+    @property
+    def again(self) -> Scripts:
+        """Thinks a word, ends, and thinks again, for ever."""
+        return self._scripts([["1", *self.opening, "v1 ", *self.end, *self.between, *self.opening]])
+
+    def _scripts(self, sequences: Sequence[Sequence[str]]) -> Scripts:
+        control = dict.fromkeys((*self.opening, *self.end, *self.between, *self.header))
         return Scripts(
-            [
-                ["1", *self.opening, *THOUGHT, EOS],
-                # Its thoughts end, and it thinks again.
-                ["2", *(self.opening or ["v1 "]), "v1 ", *self.end, "v1 "],
-                [behind[-1], *self.answer, EOS],
-            ],
+            sequences,
             added=[piece for piece in control if piece not in self.plain],
+            eos=EOS,
         )
 
-    def expected(self, budget: int) -> list[str]:
+    def expected(self, budget: int) -> str:
         """The whole response to script 1 under a budget."""
-        return [*self.opening, *THOUGHT[:budget], *self.end, *self.header, *self.answer, EOS]
+        return "".join([*self.opening, *THOUGHT[:budget], *self.end, *self.header, *self.answer, EOS])
 
 
 SHAPES = {
     "gpt-oss": Shape("gpt-oss", "<|start|>assistant", ["<|channel|>", "analysis", "<|message|>"], ["<|end|>"],
-                     ["<|start|>", "assistant", "<|channel|>", "final", "<|message|>"], "gpt-oss",
+                     ["<|start|>", "assistant", "<|channel|>", "final", "<|message|>"], ["<|start|>", "assistant"],
                      ("analysis", "assistant", "final")),
     "inkling": Shape("inkling", "<|end_message|>", ["<|message_model|>", "<|content_thinking|>"], ["<|end_message|>"],
                      ["<|message_model|>", "<|content_text|>"]),
     "muse": Shape("muse", "<|start|>assistant", [" to=self", "<|message|>"], ["<|eom|>"],
-                  ["<|start|>", "assistant", " to=user", "<|message|>"], plain=(" to=self", "assistant", " to=user")),
+                  ["<|start|>", "assistant", " to=user", "<|message|>"], ["<|start|>", "assistant"], plain=(" to=self", "assistant", " to=user")),
     "beam": Shape("beam", "<|start|>assistant", ["<|channel|>", "analysis", "<|message|>"],
                   ["<|end|>", "<|start|>", "assistant"], ["<|channel|>", "final", "<|message|>"],
                   plain=("analysis", "assistant", "final")),
@@ -83,8 +88,8 @@ SHAPES = {
 }
 
 
-def build(folder: Path, shape: Shape) -> Path:
+def build(folder: Path, shape: Shape, scripts: Scripts | None = None) -> Path:
     """Write checkpoint and tokenizer into `folder`."""
     template = ("{% for m in messages %}{{ '<|turn|>' + m['content'] }}{% endfor %}{{ '" + shape.prompt.replace(
         "\n", "\\n") + "' + messages[-1]['content'] }}")
-    return build_scripted_model(folder, shape.scripts, template)
+    return build_scripted_model(folder, scripts or shape.scripts, template)
