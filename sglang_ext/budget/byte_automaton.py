@@ -223,7 +223,7 @@ class ByteAutomaton:
             return self._opened(r, call), Event.OPEN
         end, ended = self._ends[r].step(state.end, byte)
         if ended:
-            again = state.behind >= 0
+            again = self._behind(state, byte, state.end + 1, False) >= 0
             return Outside(r, heads, behind=0 if again else -1), Event.END_OUTSIDE if again else Event(0)
         space = space_after(state.space, byte)
         place = FRESH if state.place == FRESH and space is not None else HERE if byte == NEWLINE else NOWHERE
@@ -237,13 +237,14 @@ class ByteAutomaton:
         """Whether this still stands right behind an end: white space and the answer's header, and the beginning of an
         end marker there."""
         answer, written = self._answers[state.rules], state.behind
-        if written < 0 or (state.space and not space):
+        alone = not state.space or state.end == len(state.space)  # no other byte than the end marker's stands there
+        if written < 0:
             return -1
         if written < len(answer) and answer[written] == byte and (written or not state.end):
             return written + 1
         if 0 < written < len(answer):  # no header; it may be the beginning of an end marker
             return 0 if end == written + 1 else -1
-        stays = not state.end if space else end == state.end + 1
+        stays = (space and (not state.end or state.end == len(state.space))) or (alone and end == state.end + 1)
         return written if stays else -1
 
     def _opened(self, rules: int, call: bool = False) -> State:
