@@ -20,7 +20,7 @@ class Rules:
     """
 
     delimiters: Delimiters
-    end_ids: Sequence[int]  # one id, or pieces at whose seams alone the marker is ever half-written
+    end_ids: Sequence[int]  # at whose seams alone the rest of the marker is forced
     break_ids: Sequence[int]
     begin: str
     most: float
@@ -30,7 +30,7 @@ class Rules:
     message: Sequence[int] = ()
     eos_closes: bool = True
     line_break: bool = True
-    label_ids: Sequence[int] = ()  # of the label, byte by byte
+    label_ids: Sequence[Sequence[int]] = ()  # of the label from each byte on
 
     @property
     def pieces(self) -> Sequence[bytes]:
@@ -133,8 +133,8 @@ def _ending(view: View, message: bool) -> list[int]:
     written = scanner.half_written() if scanner.inside else 0
     if scanner.place == "pending" and scanner.expected and scanner.expected == rules.delimiters.label:
         begun = len(scanner.text) - scanner.since
-        return [*rules.label_ids[begun:], *rules.end_ids, *rules.break_ids]
-    if written and len(rules.end_ids) > 1:
-        seams = [sum(len(rules.pieces[i]) for i in rules.end_ids[:k]) for k in range(len(rules.end_ids))]
+        return [*rules.label_ids[begun], *rules.end_ids, *rules.break_ids]
+    seams = [sum(len(rules.pieces[i]) for i in rules.end_ids[:k]) for k in range(len(rules.end_ids))]
+    if written and written in seams:
         return [*rules.end_ids[seams.index(written) :], *rules.break_ids]
     return [*(rules.message if message else ()), *rules.end_ids, *rules.break_ids]

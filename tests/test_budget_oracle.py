@@ -21,6 +21,7 @@ NAMES = {Outcome.NONE: "none", Outcome.NATURAL: "natural", Outcome.GRACE: "grace
          Outcome.EOS: "eos", Outcome.IMPLICIT: "implicit", Outcome.OPEN: "open"}
 VOCAB, STEPS, ROWS = 48, 16, 3
 BEGINNINGS = ("outside", "inside", "inside", "pending")
+"""How a response starts; thinking is implied for no family whose start marker begins with white space."""
 common = settings(max_examples=int((6 if INTERPRETED else 120) * SCALE), deadline=None, derandomize=SCALE <= 1,
                   suppress_health_check=list(HealthCheck))
 
@@ -102,8 +103,8 @@ def admit(family: str, a: Automaton, state: BudgetState, slot: int, rng: random.
     """Draw a request's limits; write its row the way an engine admits it."""
     v = a.vocabulary
     most = rng.choice([0, 1, 3, 6, NO_LIMIT])
-    label = [next(i for i, p in enumerate(v.pieces) if p == bytes([b])) for b in a.markers.label]
-    rules = Rules(delimiters(family, a), v.end_ids, v.break_ids, rng.choice(BEGINNINGS), most,
+    label = [v.spell(a.markers.label[k:]) for k in range(len(a.markers.label))]
+    rules = Rules(delimiters(family, a), v.end_ids, v.break_ids, rng.choice(BEGINNINGS[: 3 + (not a.markers.start[:1].isspace())]), most,
                   rng.randint(0, min(most, 4)), rng.choice([NO_LIMIT, max(0, most - 3)]),
                   rng.choice([NO_LIMIT, NO_LIMIT, 0, 2, 5, 9]),
                   rng.choices(range(len(v.pieces) - 24, len(v.pieces)), k=rng.randint(0, MESSAGE)), rng.random() < 0.8,

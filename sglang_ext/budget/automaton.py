@@ -177,15 +177,15 @@ class Automaton:
     def _cursors(self) -> np.ndarray:
         """For each state, where in the program the rest of what stands half-written begins, the end behind it; else 0.
 
-        A marker that is one id is never completed from pieces: the model does not write it so, and a parser that
-        looks for the id would not see it.
+        A marker that is one id, or begins with a control token, is never completed from other pieces than its own: the
+        model does not write it so.
         """
         cursor = np.zeros(self.states, dtype=np.int32)
         places: dict[tuple[int, bytes], int] = {}
         for number, state in enumerate(self.bytewise.states):
             pair = self.bytewise.pair_of(state)
             rest = b""
-            if isinstance(state, Inside) and state.end and len(self._end_ids(pair)) > 1:
+            if isinstance(state, Inside) and state.end in self._seams(pair):
                 rest = self.pairs[pair].end[state.end :]
             elif isinstance(state, Pending) and state.expected and state.expected == self.pairs[pair].label:
                 rest = state.expected[state.written :] + self.pairs[pair].end
@@ -200,6 +200,13 @@ class Automaton:
 
     def _end_ids(self, pair: int) -> tuple[int, ...]:
         return self.vocabulary.ids_of(self.pairs[pair].end) if pair else self.vocabulary.end_ids
+
+    def _seams(self, pair: int) -> set[int]:
+        """How many bytes of an end marker may stand written for the rest to be forced alone."""
+        v, ids = self.vocabulary, self._end_ids(pair)
+        if len(ids) > 1 and ids[0] not in v.header_ids:
+            return set(range(1, len(self.pairs[pair].end)))
+        return {sum(len(v.pieces[i]) for i in ids[:k]) for k in range(1, len(ids))}
 
     def _rest(self, pair: int, rest: bytes) -> list[int]:
         """Ids that write the last bytes of an end marker, its own pieces where they fit, or text and all of it; none

@@ -118,10 +118,16 @@ class ByteAutomaton:
         while len(rows) < len(self.states):
             state = self.states[len(rows)]
             rows.append([self._entry(state, byte) for byte in kinds.tolist()])
-            fresh = replace(state, place=FRESH, space=b"") if isinstance(state, Outside) else state
-            control.append(self._number(fresh))
+            control.append(self._number(self._around(state)))
         entries = np.array(rows)
         self._shrink(entries & STATE_MASK, entries & ~STATE_MASK, np.array(control), spread)
+
+    @staticmethod
+    def _around(state: State) -> State:
+        """The state around a control token. A character that is not complete is none, so no white space either."""
+        if not isinstance(state, Outside):
+            return state
+        return replace(state, place=FRESH, space=b"", behind=-1 if state.space else state.behind)
 
     def _shrink(self, after: np.ndarray, events: np.ndarray, control: np.ndarray, spread: np.ndarray) -> None:
         """Make one state of those that nothing tells apart (Moore's algorithm); number them, and write the tables.
@@ -244,7 +250,8 @@ class ByteAutomaton:
             return written + 1
         if 0 < written < len(answer):  # no header; it may be the beginning of an end marker
             return 0 if end == written + 1 else -1
-        stays = (space and (not state.end or state.end == len(state.space))) or (alone and end == state.end + 1)
+        begun = solid(self.rules[state.rules].end[: state.end])
+        stays = (space and (not begun or state.end == len(state.space))) or (alone and end == state.end + 1)
         return written if stays else -1
 
     def _opened(self, rules: int, call: bool = False) -> State:
@@ -262,14 +269,25 @@ class ByteAutomaton:
             if state.expected == self.rules[r].label:
                 return self.block_of(r), Event(0) | Event.OPEN
             return self._opened(r), Event.OPEN
-        space = space_after(state.space, byte) if state.spaced and not state.written else None
-        if space is not None:
-            return replace(state, space=space), Event(0)
+        written = bytes([*state.expected[: state.written], *state.space, byte])
+        waits = self._waits(state, written) if state.spaced else None
+        if waits is not None:
+            return waits, Event(0)
         after, events = self.block_of(r), Event.BEGIN
-        for each in (*state.expected[: state.written], *state.space, byte):
+        for each in written:
             after, more = self._step(after, each)
             events |= more
         return after, events
+
+    def _waits(self, state: Pending, written: bytes) -> Pending | None:
+        """The state if what stands there is white space, and behind it the beginning of what is expected; else None."""
+        space: bytes | None = b""
+        for i, byte in enumerate(written):
+            space = space_after(space, byte) if space is not None else None
+            rest = written[i + 1 :]
+            if space == b"" and len(rest) < len(state.expected or b" ") and state.expected.startswith(rest):
+                return replace(state, written=len(rest), space=b"")
+        return replace(state, written=0, space=space) if space is not None else None
 
     def _inside(self, state: Inside, byte: int) -> tuple[State, Event]:
         r = state.rules
