@@ -15,7 +15,8 @@ from sglang_ext.budget.automaton import Automaton
 
 
 class EndMatcher:
-    """Stands for sglang's `TokenSequenceMatcher`: how far an end stands written is an automaton word.
+    """Stands for sglang's `TokenSequenceMatcher`. How far an end stands written is an automaton word, below zero:
+    sglang takes it from its own count of the thinking, which must not shrink.
 
     Args:
         word: at the start of the response.
@@ -29,9 +30,10 @@ class EndMatcher:
         return sys.maxsize
 
     def advance(self, matched: int, token: int) -> int:
-        """What stands after a token: 0 nothing yet, the length if the thinking is over, a word and 1 else."""
-        entry = lookup(self._automaton, matched - 1 if matched else self._word, token)
-        return len(self) if entry & self._events else (entry & AUTO_MASK) + 1
+        """What stands after a token: the length if the thinking is over, else the word `w` as `-1 - w`; 0 at the
+        start."""
+        entry = lookup(self._automaton, -1 - matched if matched else self._word, token)
+        return len(self) if entry & self._events else -1 - (entry & AUTO_MASK)
 
 
 def follow(grammar: Any, automaton: Automaton, word: int, tools: bool) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
+from block_scanner import Delimiters
 from hypothesis import strategies as st
 from sglang_ext.budget.kernels import BudgetState, Flag, Outcome, Tables, Word, device
 from sglang_ext.budget.kernels import reference as ref
@@ -50,7 +51,7 @@ ROWS = {name: pairs[0] for name, row in TABLE.items() if row.start
 DISTINCT = {markers: name for name, markers in reversed(ROWS.items())}
 FAMILIES |= {name: markers for markers, name in DISTINCT.items()}
 """Made up, and the rows of the table that differ as bytes."""
-CONTROL = re.compile(r"<[|｜][^<>]*[|｜]?>|\[/?[A-Z]+\]|<[a-z]+\|>|◁/?think▷|</?[a-z:]*think[a-z_]*>|<\w*\|[a-z_]+>")
+CONTROL = re.compile(r"<[|][^<>]*[|]?>|\[/?[A-Z]+\]|<[a-z]+\|>|◁/?think▷|</?[a-z:]*think[a-z_]*>|<\w*\|[a-z_]+>")
 """What is one id in a vocabulary with control tokens, in the rows of the table."""
 
 
@@ -64,7 +65,8 @@ def texts_of(m: Markers) -> list[bytes]:
 def row_vocabulary(m: Markers, special: bool) -> Vocabulary:
     """A vocabulary of a row of the table: control tokens as ids of their own, or bytes alone."""
     texts = texts_of(m)
-    control = sorted({c for t in texts for c in CONTROL.findall(t.decode())} | {"<|turn|>"}) if special else ["<|turn|>"]
+    found = {c for t in texts for c in CONTROL.findall(t.decode())} if special else set()
+    control = sorted({"<|turn|>", *found})
     alphabet = sorted({b for t in texts for b in t} | {0x0A, 0x20, 0x78, 0xC3, 0xA9, 0xC2, 0xA0, 0xF0, 0x9F})
     pieces = [b"", b"<eos>", *(c.encode() for c in control), *(bytes([b]) for b in alphabet),
               *(t for t in texts if 1 < len(t) < 9), b"x\n", m.end + b"\n", m.end[-1:] + b"\n" + m.start[:2],
@@ -103,6 +105,20 @@ def lifted(family: str, vocab: int, special: bool) -> Automaton:
     return Automaton(m, Vocabulary(pieces, 2 if special else None, (3,) if special else tuple(spelled),
                                    tuple(by_byte[bytes([b])] for b in m.line_break), (1,),
                                    header_ids=frozenset({2} if special else ())))
+
+
+def delimiters(family: str, a: Automaton) -> Delimiters:
+    """The same rules for the oracle."""
+    m, v = FAMILIES[family], a.vocabulary
+    control = v.control_ids | (v.header_ids if m.anywhere else frozenset())
+    return Delimiters(m.start, m.end, v.pieces, v.eos_ids, m.implicit, [(o.parts, o.call) for o in m.openings], control,
+                      m.line_break, m.label, m.shared_end, everywhere(family, a))
+
+
+def everywhere(family: str, a: Automaton) -> bool:
+    """Whether an opening may begin at any byte, as no control token begins it."""
+    m, v = FAMILIES[family], a.vocabulary
+    return m.anywhere and not any(v.pieces[i] and m.start.startswith(v.pieces[i]) for i in v.turn_ids)
 
 
 @dataclass

@@ -6,8 +6,7 @@ import random
 from typing import Any
 
 import torch
-from block_scanner import Delimiters
-from budget_cases import DEVICES, FAMILIES, INTERPRETED, MESSAGE, SCALE, lifted, texts_of
+from budget_cases import DEVICES, FAMILIES, INTERPRETED, MESSAGE, SCALE, delimiters, lifted, texts_of
 from budget_oracle import Rules, View, replay
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -85,26 +84,13 @@ def written(text: bytes, v: Vocabulary, rng: random.Random) -> list[int]:
     return ids
 
 
-def delimiters(family: str, a: Automaton) -> Delimiters:
-    """The same rules for the oracle."""
-    m, v = FAMILIES[family], a.vocabulary
-    control = v.control_ids | (v.header_ids if m.anywhere else frozenset())
-    return Delimiters(m.start, m.end, v.pieces, v.eos_ids, m.implicit, [(o.parts, o.call) for o in m.openings], control,
-                      m.line_break, m.label, m.shared_end, everywhere(family, a))
-
-
-def everywhere(family: str, a: Automaton) -> bool:
-    """Whether an opening may begin at any byte, as no control token begins it."""
-    m, v = FAMILIES[family], a.vocabulary
-    return m.anywhere and not any(v.pieces[i] and m.start.startswith(v.pieces[i]) for i in v.turn_ids)
-
-
 def admit(family: str, a: Automaton, state: BudgetState, slot: int, rng: random.Random) -> Rules:
     """Draw a request's limits; write its row the way an engine admits it."""
     v = a.vocabulary
     most = rng.choice([0, 1, 3, 6, NO_LIMIT])
     label = [v.spell(a.markers.label[k:]) for k in range(len(a.markers.label))]
-    rules = Rules(delimiters(family, a), v.end_ids, v.break_ids, rng.choice(BEGINNINGS[: 3 + (not a.markers.start[:1].isspace())]), most,
+    rules = Rules(delimiters(family, a), v.end_ids, v.break_ids,
+                  rng.choice(BEGINNINGS[: 3 + (not a.markers.start[:1].isspace())]), most,
                   rng.randint(0, min(most, 4)), rng.choice([NO_LIMIT, max(0, most - 3)]),
                   rng.choice([NO_LIMIT, NO_LIMIT, 0, 2, 5, 9]),
                   rng.choices(range(len(v.pieces) - 24, len(v.pieces)), k=rng.randint(0, MESSAGE)), rng.random() < 0.8,

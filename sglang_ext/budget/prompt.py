@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .automaton import Automaton
-from .kernels.layout import AUTO_MASK, INSIDE, STATE_MASK
+from .kernels.layout import AUTO_MASK, INSIDE, STATE_MASK, THINKING
 from .kernels.reference import lookup
 
 
@@ -43,8 +43,8 @@ class Start:
 
     @property
     def open(self) -> bool:
-        """Whether the prompt leaves a block open."""
-        return bool(self.word & INSIDE)
+        """Whether the prompt leaves a block open, or one is implied."""
+        return bool(self.word & THINKING)
 
 
 def start_of(automaton: Automaton, prompt: Sequence[int], request: Request) -> Start:
@@ -70,8 +70,10 @@ def _opened(automaton: Automaton, pair: int, part: Sequence[int], text: bytes, t
     """The word in the block that the assistant's part leaves open; None if it leaves none open."""
     markers, machine = automaton.pairs[pair], automaton.bytewise
     block = automaton.block_word(pair, tools) & STATE_MASK
-    for opening in (markers.start + markers.label, markers.start):
+    for opening in dict.fromkeys((markers.start + markers.label, markers.start)):
         if text.rstrip().endswith(opening.rstrip()):
+            if len(opening) < len(markers.start + markers.label):  # the label is still to come
+                block, _ = machine.run(automaton.start_word(pair, tools) & STATE_MASK, markers.start)
             spaces = text[len(text.rstrip()) - len(opening.rstrip()) + len(opening) :]
             return int(machine.words[machine.run(block, spaces)[0]])
     if not turn and not text.lstrip().startswith(markers.start.lstrip()):
