@@ -1,5 +1,5 @@
-"""Where a block opens and ends in a family of tags: what sglang's parser calls thinking was counted and limited, and what
-is quoted is text."""
+"""Where a block opens and ends in a family of tags: what sglang's parser calls thinking was counted and limited, and
+what is quoted is text."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ SCRIPTS = Scripts(
     added=["<think>", "</think>"],
 )
 TEMPLATE = ("<|turn|>{% if opened is not defined %}<think>{% endif %}{{ messages[-1]['content'] }}"
-            "{% if enable_thinking is defined and not enable_thinking %}{% endif %}{% if false %}</think>\\n\\n{% endif %}")
+            "{% if enable_thinking is defined and not enable_thinking %}{% endif %}"
+            "{% if false %}</think>\\n\\n{% endif %}")
 SAYS = "says </think> end"
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {
     "type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}}}
