@@ -27,7 +27,8 @@ class Flow:
         self.admission = build(Settings(think_message=""), self.tokenizer, FAMILIES[parser],
                                {self.tokenizer.eos_token_id}, self.width)
 
-    def respond(self, prompt: str, budget: int, most: int = 60, tools: bool = False) -> tuple[list[str], dict[str, Any]]:
+    def respond(self, prompt: str, budget: int, most: int = 60,
+                tools: bool = False) -> tuple[list[str], dict[str, Any]]:
         """What the model writes, token by token, and its think object."""
         automaton = self.admission.automaton
         assert automaton is not None

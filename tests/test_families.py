@@ -37,7 +37,6 @@ def test_the_markers_are_those_of_sglangs_parser(name: str) -> None:
 
 def test_a_parser_without_a_row_refuses_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
     from sglang.srt import runtime_context
-
     from sglang_ext.patches.reasoning_parser import UnknownFamilyError, served_family
 
     monkeypatch.setattr(runtime_context, "get_serving", lambda: SimpleNamespace(reasoning_parser="new"))
