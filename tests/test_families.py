@@ -108,3 +108,12 @@ def test_headers_of_harmony(tmp_path: Path) -> None:
         assert not after(header)[0], header
     assert after("<|channel|>analysis to=python code<|message|>1<|call|>")[1] & Event.IMPLICIT
     assert not after("<|channel|>analysis<|message|>1<|call|>")[1] & Event.IMPLICIT
+
+
+def test_the_table_in_the_docs_has_every_row() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "families.md").read_text()
+    lines = [line for line in page.splitlines() if line.startswith("| ")]
+    for name, row in FAMILIES.items():
+        line = next(line for line in lines if name in line.split("|")[1].replace(" ", "").split(","))
+        for text in (row.start, row.end if not row.more else "", row.answer or ""):
+            assert text.replace("|", "\\|") in line, (name, text)
