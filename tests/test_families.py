@@ -117,3 +117,17 @@ def test_the_table_in_the_docs_has_every_row() -> None:
         line = next(line for line in lines if name in line.split("|")[1].replace(" ", "").split(","))
         for text in (row.start, row.end if not row.more else "", row.answer or ""):
             assert text.replace("|", "\\|") in line, (name, text)
+
+
+def test_the_processor_for_transformers_follows_the_table(tmp_path: Path) -> None:
+    """The header of the answer is forced there too; a name that no row has is refused."""
+    from sglang_ext.hf.admission import build_admission
+
+    tokenizer = Flow(build(tmp_path, SHAPES["gpt-oss"]), "gpt-oss").tokenizer
+    admission = build_admission(tokenizer, None, "", [tokenizer.eos_token_id], 512, "gpt-oss")
+    assert admission.automaton is not None
+    program = admission.automaton.program
+    assert tokenizer.decode(program[: program.index(-1)]) == "".join([*SHAPES["gpt-oss"].end, *SHAPES[
+        "gpt-oss"].header])
+    with pytest.raises(ValueError, match="parser: 'x' is unknown; accepted: apertus2509"):
+        build_admission(tokenizer, None, "", [], 512, "x")

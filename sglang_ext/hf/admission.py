@@ -9,28 +9,36 @@ from weakref import WeakKeyDictionary
 from ..budget.admission import Admission
 from ..budget.automaton import Automaton, Markers
 from ..budget.contract import BudgetError, Limits, ThinkBudget, parse
+from ..budget.families import FAMILIES, PLAIN
 from ..budget.markers import encode_exact, find_markers, vocabulary_of
 
 _automata: WeakKeyDictionary[Any, dict[Any, Automaton]] = WeakKeyDictionary()
 
 
 def build_admission(tokenizer: Any, pair: tuple[str, str] | None, message: str, eos_ids: Sequence[int],
-               width: int) -> Admission:
+                    width: int, parser: str | None = None) -> Admission:
     """What the model's budgets need.
 
+    Args:
+        parser: name of the model's row in `FAMILIES`.
+
     Raises:
-        ValueError: the markers are no two different texts, or the message is not accepted.
+        ValueError: the markers are no two different texts, the row is unknown, or the message is not accepted.
     """
+    if parser is not None and parser not in FAMILIES:
+        raise ValueError(f"parser: {parser!r} is unknown; accepted: {', '.join(sorted(FAMILIES))}")
     start, end = pair if pair is not None else (None, None)
     if pair is not None and (not start or not end):
         raise ValueError(f"markers: {pair!r}; accepted: two different, non-empty texts")
-    markers = find_markers(tokenizer, start, end, None)
+    family = FAMILIES[parser] if parser is not None else None
+    markers = find_markers(tokenizer, start, end, family)
     try:
         limits = Limits(parse({"message": message}, Limits()))
         if markers is None:
             return Admission(limits, None, lambda text: [], "the tokenizer tells no thinking markers; give `markers`")
         automaton = _automaton(tokenizer, markers, tuple(eos_ids), width)
-        admission = Admission(limits, automaton, lambda text: encode_exact(tokenizer, automaton.vocabulary, text))
+        admission = Admission(limits, automaton, lambda text: encode_exact(tokenizer, automaton.vocabulary, text),
+                              family=family or PLAIN)
         admission.message_ids(limits.default or ThinkBudget())
     except BudgetError as error:
         raise BudgetError(str(error).replace("think_budget.message", "message")) from None
