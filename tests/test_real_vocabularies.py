@@ -87,12 +87,13 @@ class Case:
     eos: str
 
 
+USER, END_OF_SENTENCE = "<\uff5cAssistant\uff5c>", "<\uff5cend\u2581of\u2581sentence\uff5c>"
 CASES = {
     "harmony": Case("gpt-oss", "o200k", ["<|start|>", "assistant"], ["<|channel|>", "analysis", "<|message|>"],
                     ["<|end|>"], ["<|start|>", "assistant", "<|channel|>", "final", "<|message|>"], "<|return|>"),
     "qwen3": Case("qwen3", "qwen3", ["<|im_start|>", "assistant\n"], ["<think>"], ["</think>"], ["\n\n"], "<|im_end|>"),
-    "deepseek": Case("deepseek-r1", "deepseek", ["<｜Assistant｜>"], ["<think>"], ["</think>"], ["\n\n"],
-                     "<｜end▁of▁sentence｜>"),
+    "deepseek": Case("deepseek-r1", "deepseek", [USER], ["<think>"], ["</think>"], ["\n\n"],
+                     END_OF_SENTENCE),
 }
 
 
