@@ -12,8 +12,9 @@ from functools import cached_property
 
 import numpy as np
 
-from .byte_automaton import ByteAutomaton, Inside, Pending
+from .byte_automaton import ByteAutomaton
 from .byte_rules import ImplicitEnd, Markers
+from .byte_states import Inside, Pending
 from .kernels.layout import NEAR, PROGRAM_END, STATE_MASK, THINKING, Event
 from .lift import Lifted, lift
 
