@@ -54,8 +54,8 @@ def start_of(automaton: Automaton, prompt: Sequence[int], request: Request) -> S
         prompt: ids of the whole prompt.
     """
     begin, turn = _assistant_part(automaton, prompt)
-    part, closed = prompt[begin:], False
-    text = _text(automaton, part)
+    text, closed = _text(automaton, prompt[begin:]), False
+    part = prompt[begin - 1 if turn else begin :]  # a message's header may begin with the control token
     for pair, markers in enumerate(automaton.pairs):
         word = _opened(automaton, pair, part, text, turn, request.tools)
         if word is not None:
