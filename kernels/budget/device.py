@@ -30,7 +30,6 @@ MIN = tl.constexpr(int(layout.Word.MIN))
 GRACE = tl.constexpr(int(layout.Word.GRACE))
 TOTAL = tl.constexpr(int(layout.Word.TOTAL))
 LAST = tl.constexpr(int(layout.Word.LAST))
-END = tl.constexpr(int(layout.Word.END))
 
 ACTIVE = tl.constexpr(int(layout.Flag.ACTIVE))
 EOS_CLOSES = tl.constexpr(int(layout.Flag.EOS_CLOSES))
@@ -90,7 +89,6 @@ class Row(NamedTuple):
     grace: Any
     total: Any
     last: Any
-    end: Any
 
 
 @triton.jit
@@ -109,7 +107,7 @@ def put(words, index, value):
 def unpack(words):
     return Row(get(words, AUTO), get(words, USED), get(words, CURSOR), get(words, OUTCOME), get(words, FORCED),
                get(words, REASON), get(words, FLAGS), get(words, WALL), get(words, MAX), get(words, MIN),
-               get(words, GRACE), get(words, TOTAL), get(words, LAST), get(words, END))
+               get(words, GRACE), get(words, TOTAL), get(words, LAST))
 
 
 @triton.jit
@@ -138,7 +136,8 @@ def settle(row, token, entry, program, tables):
     wants_to_stop = ((row.auto & INSIDE) != 0) & ((entry & EOS) != 0)
     replaced = (row.cursor == NOT_FORCING) & wants_to_stop & ((row.flags & EOS_CLOSES) != 0)
     rest = tl.load(tables.end_cursor + (row.auto & STATE_MASK), mask=replaced, other=0)
-    cursor = tl.where(replaced, tl.where(rest != 0, rest, row.end), row.cursor)
+    whole = tl.load(tables.end_start + (row.auto & STATE_MASK), mask=replaced, other=0)
+    cursor = tl.where(replaced, tl.where(rest != 0, rest, whole), row.cursor)
     forced = tl.load(program + cursor, mask=cursor != NOT_FORCING, other=0)
     taken = tl.where(cursor != NOT_FORCING, forced, token)
     return taken, cursor, tl.where(replaced, BY_EOS, row.reason)
@@ -159,7 +158,8 @@ def consume(row, entry, cursor, reason, program, tables):
     outcome = tl.where(closed, tl.where(forcing, reason, own_end), row.outcome)
     outcome = tl.where((auto & INSIDE) != 0, STILL_OPEN, outcome)
     flags = tl.where(closed, tl.where(forcing, flags | FORCED_END, flags & ~FORCED_END), flags)
-    wall = tl.where(ours, row.end, row.wall)
+    wall = tl.load(tables.end_start + (auto & STATE_MASK), mask=ours, other=0)
+    wall = tl.where(ours, wall, row.wall)
     cursor = tl.where(ours & ((flags & NO_BREAK) != 0), NOT_FORCING, cursor)
 
     upcoming = tl.load(program + cursor, mask=forcing & (cursor != NOT_FORCING), other=PROGRAM_END)
@@ -175,7 +175,7 @@ def consume(row, entry, cursor, reason, program, tables):
     cursor = tl.where(arms, tl.where(rest != 0, rest, wall), cursor)
     reason = tl.where(at_wall, BY_WALL, tl.where(in_grace, BY_GRACE, reason))
     return Row(auto, used, cursor, outcome, row.forced + forcing.to(tl.int32), reason, flags, wall, row.most,
-               row.least, row.grace, total, row.last, row.end)
+               row.least, row.grace, total, row.last)
 
 
 @triton.jit

@@ -32,7 +32,6 @@ class Word(IntEnum):
     GRACE = 10  # from this USED on, the first line end closes the block, or NO_LIMIT
     TOTAL = 11  # tokens of the response so far
     LAST = 12  # from this TOTAL on, an open block is closed, so that what is left goes to the answer; or NO_LIMIT
-    END = 13  # index into `program` of the end that the request's block has, without a message
 
 
 WORDS = 16
@@ -90,6 +89,7 @@ class Operands(NamedTuple):
     token_class: Any
     step: Any
     end_cursor: Any
+    end_start: Any
     ban_start: Any
     ban_ids: Any
     cut_start: Any
@@ -107,6 +107,7 @@ class Tables:
     token_class: torch.Tensor  # [vocab] int32, behaviour class of a token; ids beyond are class 0, inert
     step: torch.Tensor  # [states * classes] int32, automaton word after the token, with its events
     end_cursor: torch.Tensor  # [states] int32, program index that completes a half-written end marker, else 0
+    end_start: torch.Tensor  # [states] int32, program index of the end that the state's blocks have
     ban_start: torch.Tensor  # [states + 1] int32, offsets into ban_ids
     ban_ids: torch.Tensor  # [n] int32, ids that would end the block (inside) or write the end marker (outside)
     cut_start: torch.Tensor  # [states * NEAR + 1] int32, offsets into cut_ids, by state and tokens left until the wall
@@ -120,8 +121,8 @@ class Tables:
     @cached_property
     def operands(self) -> Operands:
         """What a kernel is given."""
-        return Operands(self.token_class, self.step, self.end_cursor, self.ban_start, self.ban_ids, self.cut_start,
-                        self.cut_ids, self.eos_ids,
+        return Operands(self.token_class, self.step, self.end_cursor, self.end_start, self.ban_start, self.ban_ids,
+                        self.cut_start, self.cut_ids, self.eos_ids,
                         self.token_class.numel(), self.classes, self.eos_ids.numel())
 
     @cached_property

@@ -42,6 +42,7 @@ class HostTables(Protocol):
     token_class: Sequence[int]
     step: Sequence[int]
     end_cursor: Sequence[int]
+    end_start: Sequence[int]
     ban_start: Sequence[int]
     ban_ids: Sequence[int]
     cut_start: Sequence[int]
@@ -118,8 +119,8 @@ def _lose(logits: MutableSequence[float], ids: Sequence[int], lost: float) -> No
 
 def force_cursor(row: Sequence[int], tables: HostTables, message: bool) -> int:
     """Where forcing starts: the rest of what stands half-written, else the row's message (or nothing) and the end."""
-    rest = tables.end_cursor[row[Word.AUTO] & STATE_MASK]
-    return rest or row[Word.WALL if message else Word.END]
+    rest = int(tables.end_cursor[row[Word.AUTO] & STATE_MASK])
+    return rest or (row[Word.WALL] if message else int(tables.end_start[row[Word.AUTO] & STATE_MASK]))
 
 
 def arm(row: MutableSequence[int], tables: HostTables, chosen: bool) -> None:
@@ -164,7 +165,7 @@ def advance_row(token: int, row: MutableSequence[int], program: Sequence[int], t
         row[Word.CURSOR] += 1
     elif was_inside or step & Event.BEGIN:
         row[Word.USED] += 1
-    _note_outcome(row, step, forcing)
+    _note_outcome(row, step, forcing, tables)
     if forcing and (row[Word.CURSOR] == NOT_FORCING or program[row[Word.CURSOR]] == PROGRAM_END):
         row[Word.CURSOR] = NOT_FORCING
         row[Word.FLAGS] |= Flag.FRESH
@@ -172,13 +173,13 @@ def advance_row(token: int, row: MutableSequence[int], program: Sequence[int], t
     return token
 
 
-def _note_outcome(row: MutableSequence[int], step: int, forcing: bool) -> None:
+def _note_outcome(row: MutableSequence[int], step: int, forcing: bool, tables: HostTables) -> None:
     """Record what the token closed or opened; both can be true of one token."""
     if step & (Event.CLOSE | Event.IMPLICIT):
         if forcing:
             row[Word.OUTCOME] = row[Word.REASON]
             row[Word.FLAGS] |= Flag.FORCED_END
-            row[Word.WALL] = row[Word.END]
+            row[Word.WALL] = int(tables.end_start[step & STATE_MASK])
             if row[Word.FLAGS] & Flag.NO_BREAK:
                 row[Word.CURSOR] = NOT_FORCING
         else:

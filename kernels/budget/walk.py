@@ -127,7 +127,7 @@ def _reload(row, at):
     return device.Row(
         tl.load(at + device.AUTO), tl.load(at + device.USED), tl.load(at + device.CURSOR), tl.load(at + device.OUTCOME),
         tl.load(at + device.FORCED), tl.load(at + device.REASON), tl.load(at + device.FLAGS), tl.load(at + device.WALL),
-        row.most, row.least, row.grace, tl.load(at + device.TOTAL), row.last, row.end)
+        row.most, row.least, row.grace, tl.load(at + device.TOTAL), row.last)
 
 
 @triton.jit
@@ -142,4 +142,4 @@ def _step(row, padding, token, kind, program, tables):
         tl.where(dead, row.cursor, after.cursor), tl.where(dead, row.outcome, after.outcome),
         tl.where(dead, row.forced, after.forced), tl.where(dead, row.reason, after.reason),
         tl.where(dead, row.flags & ~device.ACTIVE, after.flags), tl.where(dead, row.wall, after.wall),
-        row.most, row.least, row.grace, tl.where(dead, row.total, after.total), row.last, row.end)
+        row.most, row.least, row.grace, tl.where(dead, row.total, after.total), row.last)

@@ -298,8 +298,7 @@ class Admission:
         # Where the block is implied and closes at once, its start is written too.
         unsaid = self._start(start.pair) if start.word & PENDING and tokens_left(words) <= 0 else ()
         program = [*unsaid, *message, *self._end(start.pair)] if message or unsaid else []
-        words[Word.END] = automaton.ends[start.pair]
-        words[Word.WALL] = shared if program else words[Word.END]
+        words[Word.WALL] = shared if program else automaton.ends[start.pair]
         arm(words, automaton, chosen=False)
         return RequestRow(words, program, shared, self.stride)
 

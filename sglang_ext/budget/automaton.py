@@ -99,7 +99,7 @@ class Automaton:
     Attributes:
         token_class: [vocab] int32.
         step: [states * classes] int32.
-        end_cursor: [states] int32.
+        end_cursor, end_start: [states] int32.
         ban_start: [states + 1] int32.
         cut_start: [states * NEAR + 1] int32.
         ban_ids, cut_ids, eos_ids: int32.
@@ -119,6 +119,7 @@ class Automaton:
         self.ban_start, self.ban_ids = _joined(self._bans(lifted))
         self.cut_start, self.cut_ids = _joined(self._cuts(lifted))
         self.program, self.ends = self._ends()
+        self.end_start = np.array([self.ends[self.bytewise.pair_of(s)] for s in self.bytewise.states], np.int32)
         self.end_cursor = self._cursors()
 
     @property

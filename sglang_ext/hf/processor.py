@@ -226,7 +226,8 @@ class ThinkBudgetLogitsProcessor(LogitsProcessor):
         closable = ((words[:, Word.FLAGS] & needed) == needed) & ((words[:, Word.AUTO] & INSIDE) != 0)
         closable &= (words[:, Word.CURSOR] == NOT_FORCING) & ~point.ended
         rest = device.tables.end_cursor[words[:, Word.AUTO] & STATE_MASK]
-        end_ids = point.state.program[torch.where(rest == 0, words[:, Word.END], rest)].long()
+        whole = device.tables.end_start[words[:, Word.AUTO] & STATE_MASK]
+        end_ids = point.state.program[torch.where(rest == 0, whole, rest)].long()
         end, eos = scores.gather(1, end_ids[:, None]), scores[:, device.eos_ids]
         both = torch.cat([end, eos], 1)
         if t:
