@@ -91,7 +91,6 @@ def test_end_of_sequence_without_a_budget_ends_the_response(pieces: Script) -> N
     ("<think>a</think>b\n<think>c", True),
     (TURN + "<think>a</think> <think>c", True),
     ("a <think>b", False),
-    ("### Response:\n<think>\n", True),
 ])
 def test_only_what_follows_the_last_turn_opens_a_block(pieces: Script, prompt: str, opened: bool) -> None:
     got, think = pieces.ask(prompt, "loop", 2, new=8)
