@@ -77,7 +77,7 @@ def test_a_report_needs_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 def test_a_key_is_sent_but_not_written(tmp_path: Path) -> None:
     with peer(lambda body: (200, [delta(content="3"), stop()])) as server:
-        argv = ["budget", "--url", server.url, "--api-key", "sesame", "--budgets", "4", "--requests", "3",
+        argv = ["budget", "--url", server.url, "--api-key", "sesame", "--budgets", "-1", "--requests", "3",
                 "--concurrency", "2", "--out", str(tmp_path / "out")]
         assert main(argv) == 0
     assert all(headers["Authorization"] == "Bearer sesame" for headers in server.headers)
