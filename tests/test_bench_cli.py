@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -76,9 +77,14 @@ def test_a_report_needs_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_a_key_is_sent_but_not_written(tmp_path: Path) -> None:
-    with peer(lambda body: (200, [delta(content="3"), stop()])) as server:
-        argv = ["budget", "--url", server.url, "--api-key", "sesame", "--budgets", "-1", "--requests", "3",
-                "--concurrency", "2", "--out", str(tmp_path / "out")]
+    def answer(body: dict[str, Any]) -> tuple[int, list[dict[str, Any]]]:
+        think = {"budget": body.get("think_budget", -1), "tokens": 0, "forced_tokens": 0, "outcome": "none"}
+        usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2, "think": think}
+        return 200, [delta(content="3"), stop(), {"choices": [], "usage": usage}]
+
+    with peer(answer) as server:
+        argv = ["budget", "--url", server.url, "--api-key", "sesame", "--budgets", "4", "--budget-field", "think_budget",
+                "--requests", "3", "--concurrency", "2", "--out", str(tmp_path / "out")]
         assert main(argv) == 0
     assert all(headers["Authorization"] == "Bearer sesame" for headers in server.headers)
     assert {body["model"] for body in server.bodies} == {"told"}
