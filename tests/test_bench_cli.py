@@ -18,6 +18,7 @@ from bench_peer import delta, peer, stop
 from sglang_ext.bench import processor
 from sglang_ext.bench.__main__ import main
 from sglang_ext.bench.servers import undisturbed
+from sglang_ext.budget.spelling import read
 from sglang_ext.demo.reasoner import reasoner
 
 SECONDS = 240
@@ -78,13 +79,14 @@ def test_a_report_needs_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 def test_a_key_is_sent_but_not_written(tmp_path: Path) -> None:
     def answer(body: dict[str, Any]) -> tuple[int, list[dict[str, Any]]]:
-        think = {"budget": body.get("think_budget", -1), "tokens": 0, "forced_tokens": 0, "outcome": "none"}
+        ((_, budget),) = read(body).budgets
+        think = {"budget": budget, "tokens": 0, "forced_tokens": 0, "outcome": "none"}
         usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2, "think": think}
         return 200, [delta(content="3"), stop(), {"choices": [], "usage": usage}]
 
     with peer(answer) as server:
-        argv = ["budget", "--url", server.url, "--api-key", "sesame", "--budgets", "4", "--budget-field", "think_budget",
-                "--requests", "3", "--concurrency", "2", "--out", str(tmp_path / "out")]
+        argv = ["budget", "--url", server.url, "--api-key", "sesame", "--budgets", "4", "--requests", "3",
+                "--concurrency", "2", "--out", str(tmp_path / "out")]
         assert main(argv) == 0
     assert all(headers["Authorization"] == "Bearer sesame" for headers in server.headers)
     assert {body["model"] for body in server.bodies} == {"told"}
