@@ -2,40 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
-from sglang_ext.budget.contract import ALIASES, FIELD, NESTED, BudgetError, shown, spellings
+from sglang_ext.budget.contract import FIELD, BudgetError, shown
 from sglang_ext.budget.effort import Share
+from sglang_ext.budget.spelling import Off, without
+
+NO_THINKING = {"max_tokens": 0, "message": ""}
+_SWITCHES = frozenset({"enable_thinking", "thinking", "thinking_mode"})
 
 
-def given_in_sampling_params(params: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Every budget in sampling parameters and their `custom_params`, with its name."""
-    given = list(spellings(params))
-    custom = params.get("custom_params")
-    if isinstance(custom, Mapping):
-        given += spellings(custom, "custom_params.")
-    return given
-
-
-def settled(given: list[tuple[str, Any]], max_new_tokens: int | None, context_left: int) -> list[tuple[str, Any]]:
-    """The same budgets, with an effort's share of the response turned into tokens.
+def settled(given: list[tuple[str, Any]], max_new_tokens: int | None, context_left: int,
+            is_off: Callable[[Off], bool]) -> list[tuple[str, Any]]:
+    """The same budgets, with an effort's share of the response turned into tokens, and a wish not to think into a
+    budget of 0 where no template has seen to it.
 
     Args:
         max_new_tokens: most tokens of the response; None if the request sets none, then it is `context_left`.
+        is_off: whether a wish not to think is fulfilled already.
     """
     longest = context_left if max_new_tokens is None else max_new_tokens
-    return [(name, value.of(max(0, longest)) if isinstance(value, Share) else value) for name, value in given]
+    out = []
+    for name, value in given:
+        if isinstance(value, Share):
+            out.append((name, value.of(max(0, longest))))
+        elif not isinstance(value, Off):
+            out.append((name, value))
+        elif not is_off(value):
+            out.append((name, NO_THINKING))
+    return out
 
 
-def without_budget(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Sampling parameters without the budget's own keys, which sglang does not know."""
-    rest = {key: value for key, value in params.items() if key not in (FIELD, *ALIASES)}
-    for outer, inner in NESTED:
-        nested = rest.get(outer)
-        if isinstance(nested, Mapping) and inner in nested:
-            del rest[outer]
-    return rest
+@lru_cache(maxsize=8)
+def has_switch(template: str) -> bool:
+    """Whether a chat template (Jinja) reads an argument that turns thinking off."""
+    import jinja2
+    from jinja2 import meta
+    from jinja2.ext import loopcontrols
+
+    try:
+        names = meta.find_undeclared_variables(jinja2.Environment(extensions=[loopcontrols]).parse(template))
+    except jinja2.TemplateError:  # it may hold tags of transformers' own
+        return any(name in template for name in _SWITCHES)
+    return bool(_SWITCHES & names)
 
 
 def check_carrier(custom_params: Any) -> None:
@@ -44,22 +55,24 @@ def check_carrier(custom_params: Any) -> None:
         raise BudgetError(f"custom_params: {shown(custom_params)} cannot carry a think budget; accepted: an object")
 
 
-def with_budget(params: Mapping[str, Any], budget: Mapping[str, Any] | Share | None,
-                own: tuple[str, ...] = (FIELD,)) -> dict[str, Any]:
+def with_budget(params: Mapping[str, Any], budget: Mapping[str, Any] | Share | Off | None,
+                keep_names: bool = True) -> dict[str, Any]:
     """Sampling parameters that carry a checked budget as `custom_params.think_budget`, which every transport takes.
 
     Args:
-        budget: the object form; a share, which `settled` will turn into tokens; or None.
-        own: names in `custom_params` that are ours; the others stay for a processor of the client's.
+        budget: the object form; what `settled` will turn into one; or None.
+        keep_names: leave other names of a budget in `custom_params`, for a processor of the client's.
 
     Raises:
         BudgetError: `custom_params` is no object.
     """
-    rest = without_budget(params)
+    rest = without(params)
     custom = rest.get("custom_params")
     if budget is not None:
         check_carrier(custom)
-    kept = {key: value for key, value in custom.items() if key not in own} if isinstance(custom, Mapping) else custom
+    kept = custom
+    if isinstance(custom, Mapping):
+        kept = {key: value for key, value in custom.items() if key != FIELD} if keep_names else without(custom)
     if budget is not None:
         kept = {**(kept or {}), FIELD: budget}
     if kept is not None or "custom_params" in rest:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 SGLANG_VERSION = "0.5.23"
+DETOKENIZER = "managers.detokenizer_manager."
 
 
 class HookError(RuntimeError):
@@ -54,13 +55,12 @@ def register_all() -> None:
         HookError: another version of sglang, a signature that differs, or a process that came too far.
     """
     check_version()
-    if _needs_nothing():
-        return
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    for hook in _hooks():
+    hooks = [hook for hook in _hooks() if not _detokenizes() or hook.target.startswith(DETOKENIZER)]
+    for hook in hooks:
         _check_signature(hook)
-    for hook in _hooks():
+    for hook in hooks:
         if hook.kind == "fields":
             hook.function(pkgutil.resolve_name(hook.path))
         else:
@@ -85,9 +85,9 @@ def check_applied() -> None:
                         f"{', '.join(missing)}")
 
 
-def _needs_nothing() -> bool:
+def _detokenizes() -> bool:
     """Whether this is a spawned process without a scheduler, a controller or a server, that is, a detokenizer: there
-    the hooks would only cost the import of the modules they are for."""
+    the other hooks would only cost the import of the modules they are for."""
     roles = ("managers.scheduler", "managers.data_parallel_controller", "entrypoints.http_server")
     spawned = multiprocessing.parent_process() is not None
     return spawned and not any(f"sglang.srt.{role}" in sys.modules for role in roles) and not _serves_http()

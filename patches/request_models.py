@@ -1,50 +1,79 @@
-"""The OpenAI and Anthropic endpoints: a think budget as a top-level field, under any of its names.
+"""The OpenAI, Anthropic and Ollama endpoints: what a request says about its thinking, in whatever way it says it.
 
-Their request models drop unknown fields in silence, so the fields are added to the models, before the HTTP server binds
-its routes to them.
+Their request models drop unknown fields in silence. So each model reads the body as the client wrote it, before it is
+checked, and keeps what was found in a field of its own. The field is added before the HTTP server binds its routes.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Annotated, Any
 
-from sglang_ext.budget.contract import ALIASES, CEILING, FIELD, NESTED, shown, spellings
+from sglang_ext.budget.contract import CEILING, BudgetError, shown
 from sglang_ext.budget.effort import Share
 from sglang_ext.budget.service import current
+from sglang_ext.budget.spelling import Off, Wish, read, unwrapped
 from sglang_ext.config import Settings
 
 from .asked import note
 from .budget_fields import with_budget
 from .registry import HookError
 
-_NAMES = (FIELD, *ALIASES, *(outer for outer, _ in NESTED))
-_CARRIERS = ("chat_template_kwargs", "custom_params")
+WISH = "think_wish"
 EFFORT = "reasoning_effort"
+TEMPLATE = "chat_template_kwargs"
+SWITCHES = {"enable_thinking": False, "thinking": False}
+"""Arguments of chat templates that turn thinking off; families differ in which one they read."""
 ANTHROPIC_LEAST = 1024
 """Smallest `thinking.budget_tokens` that Anthropic's API, and with it sglang, accepts."""
 
 
-def add_fields(model: Any) -> None:
-    """Add the budget's fields to a request model (pydantic), where it lacks them. Some are sglang's own fields on some
-    models; a carrier that is not is read for budgets alone.
+def read_wish(model: Any) -> None:
+    """Let a request model (pydantic) read what its requests say about their thinking.
 
     Raises:
-        HookError: the HTTP server is imported already, so its routes would not see the fields.
+        HookError: the HTTP server is imported already, so its routes would not see it.
     """
-    for name in (*_NAMES, *_CARRIERS):
-        add_field(model, name, default=None)
+    from pydantic_core import core_schema
+
+    fields = frozenset(model.model_fields)
+    add_field(model, WISH, default=None)
+
+    def schema(cls: type, source: Any, handler: Callable[[Any], Any]) -> Any:
+        return core_schema.no_info_before_validator_function(lambda values: _collected(values, fields), handler(source))
+
+    model.__get_pydantic_core_schema__ = classmethod(schema)
     model.model_rebuild(force=True)
 
 
-def add_nested_field(model: Any) -> None:
-    """The same for the model of the object `reasoning`, which the requests that hold it are built from afterwards."""
-    for outer, inner in NESTED:
-        if outer == "reasoning":
-            add_field(model, inner, default=None)
-    model.model_rebuild(force=True)
+def _collected(values: Any, fields: frozenset[str]) -> Any:
+    """A request's body with its wish beside it, and its template's switches set if it is not to think."""
+    if isinstance(values, bytes):  # some clients of Ollama name no content type, and then nobody has read the JSON
+        try:
+            values = json.loads(values)
+        except ValueError:
+            return values
+    if values is None or isinstance(values, str | int | float | list):  # sglang's own checks fail on these
+        raise ValueError(f"{shown(values)} is no request; accepted: a JSON object")
+    if not isinstance(values, Mapping):
+        return values
+    try:
+        values = unwrapped(values)
+        wish = values.get(WISH)
+        if not isinstance(wish, Wish):  # a request that another one was made into has that one's
+            wish = read(values, fields)
+    except BudgetError as error:
+        wish = Wish(error=str(error))
+    values = {**values, WISH: wish}
+    if values.get("stream", True) is None:  # as sglang-router writes it; sglang's own models differ in what they take
+        del values["stream"]
+    if wish.off is not None and TEMPLATE in fields:
+        given = values.get(TEMPLATE)
+        values[TEMPLATE] = {**(given if isinstance(given, Mapping) else {}), **SWITCHES}
+    return values
 
 
 def add_field(model: Any, name: str, **spec: Any) -> None:
@@ -82,17 +111,6 @@ def _integer_or_none(value: Any) -> Any:
     return value
 
 
-def _given(request: Any) -> list[tuple[str, Any]]:
-    fields = {name: getattr(request, name, None) for name in _NAMES}
-    plain = {name: v.model_dump() if hasattr(v, "model_dump") else v for name, v in fields.items()}
-    given = list(spellings(plain))
-    for outer in _CARRIERS:
-        nested = getattr(request, outer, None)
-        if isinstance(nested, Mapping):
-            given += spellings(nested, f"{outer}.")
-    return given
-
-
 @cache
 def efforts() -> Mapping[str, int | Share]:
     """The operator's budgets of `reasoning_effort`."""
@@ -101,49 +119,91 @@ def efforts() -> Mapping[str, int | Share]:
 
 def _budget_of_effort(request: Any) -> int | Share | None:
     """What the operator's map says to a request's effort; None if it says nothing."""
-    nested = getattr(request, "chat_template_kwargs", None)
+    nested = getattr(request, TEMPLATE, None)
     effort = nested.get(EFFORT) if isinstance(nested, Mapping) else None  # it wins, as in sglang's chat endpoint
     if effort is None:
         effort = getattr(request, EFFORT, None)
     reasoning = getattr(request, "reasoning", None)
     if effort is None and "effort" in getattr(reasoning, "model_fields_set", ()):
         effort = reasoning.effort
+    think = getattr(request, "think", None)
+    if effort is None and isinstance(think, str):
+        effort = think
     return efforts().get(effort) if isinstance(effort, str) else None
 
 
-def _with_checked_budget(request: Any, params: dict[str, Any]) -> dict[str, Any]:
-    given = _given(request)
+def wish_of(request: Any) -> Wish:
+    """What a request says about its thinking."""
+    wish = getattr(request, WISH, None)
+    return wish if isinstance(wish, Wish) else Wish()
+
+
+def with_checked_budget(request: Any, params: dict[str, Any], templated: bool) -> dict[str, Any]:
+    """Sampling parameters that carry what a request asks for.
+
+    Args:
+        templated: whether a chat template writes the prompt.
+
+    Raises:
+        BudgetError: the request is not accepted.
+    """
+    given = wish_of(request).given(current().limits, templated)
     if not given:
-        budget = _budget_of_effort(request)
-        if budget is None:
-            return params
-        if isinstance(budget, Share):
-            return with_budget(params, budget)
-        given = [(EFFORT, budget)]
+        effort = _budget_of_effort(request)
+        given = [(EFFORT, effort)] if effort is not None else []
+    if not given:
+        return params
+    if isinstance(given[0][1], Share | Off):
+        return with_budget(params, given[0][1])
     admitted = current().admit(given, params.get("max_new_tokens"))
     return with_budget(params, admitted.to_dict() if admitted is not None else None)
 
 
 def to_sampling_params(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-    return note(self, _with_checked_budget(self, original(self, *args, **kwargs)), parsed=True)
+    return note(self, with_checked_budget(self, original(self, *args, **kwargs), templated=True), parsed=True)
 
 
 def build_sampling_params(original: Callable[..., Any], self: Any, request: Any) -> dict[str, Any]:
-    return _with_checked_budget(request, original(self, request))
+    return with_checked_budget(request, original(self, request), templated=False)
+
+
+def convert_to_internal_request(original: Callable[..., Any], self: Any, request: Any, *args: Any,
+                                **kwargs: Any) -> Any:
+    wish = wish_of(request)
+    if wish.error is None and wish.off is not None:
+        _switch_off(self, request)
+    return original(self, request, *args, **kwargs)
+
+
+def _switch_off(serving: Any, request: Any) -> None:
+    """Turn thinking off in a chat request, in the way of the served family. One that always thinks gets a budget of 0
+    later, and so does a prompt that opens a block all the same."""
+    try:
+        serving.apply_reasoning_enabled(request, False)
+    except ValueError:
+        return
 
 
 def convert_messages_request(original: Callable[..., Any], self: Any, anthropic_request: Any) -> Any:
-    """An Anthropic request becomes a chat request; its budget goes along, checked under the name it has there."""
-    given = _given(anthropic_request)
-    budget = current().admit(given, anthropic_request.max_tokens) if given else None
-    chat_request = original(self, _without_budget_tokens(anthropic_request))
-    if budget is not None:
-        chat_request.think_budget = budget.to_dict()
+    """An Anthropic request becomes a chat request; its wish goes along, checked under the names it has there."""
+    wish = wish_of(anthropic_request)
+    given = wish.given(current().limits, templated=True)
+    if given and not isinstance(given[0][1], Off):
+        current().admit(given, anthropic_request.max_tokens)
+    chat_request = original(self, _without_sglangs_part(anthropic_request, wish))
+    setattr(chat_request, WISH, wish)
+    if wish.off is not None:
+        chat_request.chat_template_kwargs = {**(chat_request.chat_template_kwargs or {}), **SWITCHES}
     return chat_request
 
 
-def _without_budget_tokens(request: Any) -> Any:
-    """The request without the budget of which sglang would log that it is not enforced."""
-    if request.thinking is None or request.thinking.budget_tokens is None:
+def _without_sglangs_part(request: Any, wish: Wish) -> Any:
+    """The request without the budget of which sglang would log that it is not enforced, and without a switch that it
+    would refuse for a family that always thinks."""
+    if request.thinking is None:
+        return request
+    if wish.off is not None:
+        return request.model_copy(update={"thinking": None})
+    if request.thinking.budget_tokens is None:
         return request
     return request.model_copy(update={"thinking": request.thinking.model_copy(update={"budget_tokens": None})})

@@ -35,9 +35,18 @@ class _HostWords:
     words: torch.Tensor  # [n, WORDS] int32
     taken: torch.Tensor | None  # [n] int32, tokens that the step took in; None: one each
 
+    @property
+    def _counts(self) -> list[int]:
+        return [1] * len(self.words) if self.taken is None else self.taken.tolist()
+
+    def announce(self, batch: Any) -> None:
+        """Tell the requests their words before the step's tokens are looked at for stops."""
+        for words, count, req in zip(self.words.tolist(), self._counts, batch.reqs, strict=True):
+            if getattr(req, "think", None) is not None:
+                req.think.announce(words, count)
+
     def consume(self, batch: Any, commits: Sequence[Any]) -> None:
-        taken = [1] * len(self.words) if self.taken is None else self.taken.tolist()
-        for words, count, req, commit in zip(self.words.tolist(), taken, batch.reqs, commits, strict=True):
+        for words, count, req, commit in zip(self.words.tolist(), self._counts, batch.reqs, commits, strict=True):
             if commit is None or getattr(req, "think", None) is None:
                 continue
             length = commit.output_index + len(commit.token_ids)

@@ -11,10 +11,12 @@ from sglang_ext.budget.kernels.layout import Word
 
 from sglang_ext.budget import service
 from sglang_ext.budget.admission import Outlook, RequestRow
-from sglang_ext.budget.contract import BudgetError, ThinkBudget, spellings
+from sglang_ext.budget.contract import BudgetError, ThinkBudget
 from sglang_ext.budget.families import Implied
 from sglang_ext.budget.prompt import Request
 from sglang_ext.budget.results import ReasoningCounter
+from sglang_ext.budget.spelling import spellings
+from sglang_ext.budget.stops import Seams
 from sglang_ext.config import SettingsError
 
 from .asked import REQUEST_KEY
@@ -33,7 +35,10 @@ class Thinking:
     def __init__(self, budget: ThinkBudget, request: Request) -> None:
         self.budget = budget
         self.request = request
+        self.seams = Seams()
         self._row: RequestRow | None = None
+        self._announced: tuple[int, int] | None = None  # ids written by the budget so far, tokens taken in by the step
+        self._written = 0
 
     def row(self, req: Any) -> RequestRow:
         """The request's row, made once its prompt and length limit are final."""
@@ -51,6 +56,26 @@ class Thinking:
         """Take a slot's words [WORDS] after `length` output tokens."""
         if self._row is not None:
             self._row.note(words, length)
+
+    def announce(self, words: list[int], taken: int) -> None:
+        """Take a slot's words [WORDS] after a step whose `taken` tokens are not in the output yet."""
+        self._announced = words[Word.FORCED], taken
+
+    def mark(self, req: Any, new: int) -> None:
+        """Tell which of the output's last `new` tokens the budget wrote, before stops are looked for among them."""
+        announced, self._announced = self._announced, None
+        if announced is not None and announced[0] <= self._written:
+            return
+        begin = len(req.output_ids) - new
+        if announced == (self._written + new, new):
+            forced = [True] * new
+        else:
+            outlook = service.current().outlook(self.row(req), req.output_ids[:begin])
+            forced = outlook.forced(req.output_ids[begin:])
+            if announced is not None and announced[1] == new and announced[0] - self._written > sum(forced):
+                forced[-1] = True  # an EOS of the model's, which ends a step, became the end marker
+        self._written += sum(forced)
+        self.seams.add(forced, begin)
 
     def replay(self, output: Sequence[int]) -> None:
         """Note the words after an output that ended within a step."""
@@ -92,8 +117,8 @@ def create_generation_req(original: Callable[..., Any], self: Any, recv_req: Any
     except BudgetError as error:
         req.think_error = str(error)
     else:
-        request = custom.get(REQUEST_KEY) if isinstance(custom, dict) else None
-        req.think = Thinking(budget, Request(**(request or {}))) if budget is not None else None
+        request = Request.of(custom.get(REQUEST_KEY) if isinstance(custom, dict) else None)
+        req.think = Thinking(budget, request) if budget is not None else None
     return req
 
 

@@ -7,16 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from sglang_ext.budget import service
-from sglang_ext.budget.contract import ALIASES, FIELD, BudgetError
+from sglang_ext.budget.contract import BudgetError
+from sglang_ext.budget.spelling import Off, Wish, in_parameters, read
 
 from .asked import ASKED, REQUEST_KEY, Asked
-from .budget_fields import given_in_sampling_params, settled, with_budget
+from .budget_fields import has_switch, settled, with_budget
 from .reasoning_parser import build_admission
 
 DEFAULT_NEW_TOKENS = 128  # SamplingParams.max_new_tokens
+LABELS = "custom_labels"
+"""Labels of a request's metrics: strings that a router passes on."""
 GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
 
 
@@ -31,10 +35,49 @@ def generate_request(original: Callable[..., Any], self: Any, obj: Any, request:
     budget = getattr(obj, "max_thinking_tokens", None)
     if budget is not None and not get_serving().enable_strict_thinking:
         obj.max_thinking_tokens = None
-        params, many = obj.sampling_params, isinstance(obj.sampling_params, list)
-        each = [{**(p or {}), "max_thinking_tokens": budget} for p in (params if many else [params])]
-        obj.sampling_params = each if many else each[0]
+        _each_params(obj, lambda params: {**params, "max_thinking_tokens": budget})
+    _take_labels(obj)
     return original(self, obj, request)
+
+
+def _each_params(obj: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Change the sampling parameters of a request, or of each one of a batch."""
+    params, many = obj.sampling_params, isinstance(obj.sampling_params, list)
+    each = [change(p or {}) for p in (params if many else [params])]
+    obj.sampling_params = each if many else each[0]
+
+
+def _take_labels(obj: Any) -> None:
+    """Take what a request's labels say about its thinking into its sampling parameters, and leave the labels that the
+    operator allows: another one ends the server's tokenizer manager where there are metrics.
+
+    Raises:
+        BudgetError: it is not accepted, or differs from what the parameters say.
+    """
+    labels = getattr(obj, LABELS, None)
+    if not labels:
+        return
+    obj.custom_labels = {name: value for name, value in labels.items() if name in _allowed_labels()} or None
+    wish = read({LABELS: labels})
+    if wish == Wish():
+        return
+
+    def change(params: dict[str, Any]) -> dict[str, Any]:
+        both = Wish((*in_parameters(params), *wish.budgets), wish.off, wish.error)
+        given = both.given(service.current().limits, templated=False)
+        if both.budgets:
+            admitted = service.current().admit(given, params.get("max_new_tokens", DEFAULT_NEW_TOKENS))
+            return with_budget(params, admitted.to_dict() if admitted is not None else None)
+        return with_budget(params, given[0][1])
+
+    _each_params(obj, change)
+
+
+def _allowed_labels() -> frozenset[str]:
+    """Labels that the metrics have."""
+    from sglang.srt.runtime_context import get_observability
+
+    return frozenset(get_observability().tokenizer_metrics_allowed_custom_labels or ())
 
 
 def create_tokenized_object(original: Callable[..., Any], self: Any, obj: Any, input_text: str,
@@ -43,16 +86,17 @@ def create_tokenized_object(original: Callable[..., Any], self: Any, obj: Any, i
     if hasattr(obj, "max_thinking_tokens") and isinstance(params, dict):
         merged = {**(self.preferred_sampling_params or {}), **params}
         asked: Asked = merged.pop(ASKED, None) or Asked()
-        given = given_in_sampling_params(merged)
+        given = in_parameters(merged)
         if obj.max_thinking_tokens is not None:
             given.append(("max_thinking_tokens", obj.max_thinking_tokens))
         most = merged.get("max_new_tokens", DEFAULT_NEW_TOKENS)
         context_left = self.context_len - len(input_ids or ()) - 1
-        budget = service.current().admit(settled(given, most, context_left), most)
+        given = settled(given, most, context_left, partial(_nothing_to_do, self.tokenizer, input_ids or []))
+        budget = service.current().admit(given, most)
         if budget is not None and budget.limited:
             _check_combination(obj, merged, input_ids or [])
-        own = (FIELD, REQUEST_KEY) if obj.custom_logit_processor else (FIELD, REQUEST_KEY, *ALIASES)
-        obj.sampling_params = with_budget(merged, budget.to_dict() if budget is not None else None, own)
+        obj.sampling_params = with_budget(merged, budget.to_dict() if budget is not None else None,
+                                          keep_names=bool(obj.custom_logit_processor))
         if budget is not None:
             grammar = any(merged.get(name) for name in GRAMMARS)
             request = asked.settle(bool(obj.require_reasoning), grammar, input_ids or [])
@@ -60,6 +104,17 @@ def create_tokenized_object(original: Callable[..., Any], self: Any, obj: Any, i
             if grammar and asked.start is not None and asked.start.closed:
                 obj.require_reasoning = False  # the end that the grammar would wait for stands in the prompt
     return original(self, obj, input_text, input_ids, *args, **kwargs)
+
+
+def _nothing_to_do(tokenizer: Any, prompt: list[int], off: Off) -> bool:
+    """Whether a request that is not to think needs no budget: its chat template has a switch, which is set, and opened
+    no block; or this server knows no thinking at all."""
+    admission = service.current()
+    if admission.automaton is None:
+        return True
+    template = getattr(tokenizer, "chat_template", None)
+    return (off.templated and isinstance(template, str) and has_switch(template)
+            and not admission.opens_block(prompt))
 
 
 def _check_combination(obj: Any, params: dict[str, Any], input_ids: list[int]) -> None:

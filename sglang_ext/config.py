@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from .budget.contract import CEILING, STOP_MESSAGE, UNLIMITED, BudgetError, Limits, parse
+from .budget.contract import AUTO, CEILING, STOP_MESSAGE, UNLIMITED, BudgetError, Limits, parse
 from .budget.effort import Share, limits_something, parse_efforts
 
 PREFIX = "SGLANG_EXT_"
@@ -23,6 +23,10 @@ class SettingsError(ValueError):
 
 def _integer(text: str) -> int:
     return int(text, 10)
+
+
+def _integer_or_auto(text: str) -> int | None:
+    return AUTO if text == "auto" else _integer(text)
 
 
 def _setting(default: Any, read: Callable[[str], Any], metavar: str, text: str) -> Any:
@@ -47,9 +51,9 @@ class Settings:
         STOP_MESSAGE, str, "TEXT", "text written before the end marker when the budget closes the thinking; may be "
         "empty (default: the sentence that Qwen published for it)"
     )
-    think_answer_tokens: int = _setting(
-        0, _integer, "N", "part of a request's max_new_tokens kept for the answer; the budget shrinks to leave it "
-        "(default: 0)",
+    think_answer_tokens: int | None = _setting(
+        AUTO, _integer_or_auto, "auto|N", "part of a request's max_new_tokens kept for the answer; the budget shrinks "
+        "to leave it; auto = an eighth, 1 to 512, where the thinking is limited; 0 = none (default: auto)",
     )
     think_effort: str = _setting(
         "", str, "NAME=BUDGET,...", "budgets of requests that set none but a reasoning_effort, for example "
@@ -89,13 +93,16 @@ class Settings:
             SettingsError: the defaults are no acceptable budget.
         """
         ceiling = CEILING if self.think_budget_max is None else self.think_budget_max
-        base = {"message": self.think_message, "answer_tokens": self.think_answer_tokens}
+        base: dict[str, Any] = {"message": self.think_message}
+        if self.think_answer_tokens is not AUTO:
+            base["answer_tokens"] = self.think_answer_tokens
         default = self.think_budget
         if default is None:
             default = UNLIMITED if self.think_budget_max is None else self.think_budget_max
         try:
-            floor = Limits(None, ceiling, allow_unlimited=self.think_budget_max is None)
-            return replace(floor, default=parse({**base, "max_tokens": default}, floor, "--think-budget"))
+            floor = Limits(None, ceiling, self.think_budget_max is None, self.think_message)
+            checked = parse({**base, "max_tokens": default}, floor, "--think-budget")
+            return replace(floor, default=replace(checked, message=None, answer_tokens=self.think_answer_tokens))
         except BudgetError as error:
             text = str(error)
             for key in ("max_tokens", "message", "answer_tokens"):
@@ -167,4 +174,5 @@ def read(name: str, text: str) -> Any:
     try:
         return spec.metadata["read"](text)
     except ValueError:
-        raise SettingsError(f"{flag(name)}: {text!r} is not an integer") from None
+        auto = " or auto" if spec.metadata["read"] is _integer_or_auto else ""
+        raise SettingsError(f"{flag(name)}: {text!r} is not an integer{auto}") from None

@@ -171,7 +171,7 @@ def make_case(family: str, vocab: int, special: bool, batch: int, dtype: torch.d
               where: str) -> Case:
     a, rng = lifted(family, vocab, special), random.Random(seed)
     slots = batch + rng.randint(0, 9)
-    state = BudgetState.allocate(slots, a.program, MESSAGE + len(a.vocabulary.end_ids) + 2 + 1, "cpu")
+    state = BudgetState.allocate(slots, a.program, MESSAGE + len(a.program), "cpu")
     rows = rng.sample(range(slots), batch)
     idle = [rng.random() < 0.1 for _ in rows]
     for slot in range(slots):
@@ -180,7 +180,8 @@ def make_case(family: str, vocab: int, special: bool, batch: int, dtype: torch.d
     state = BudgetState(state.words.to(where), state.program.to(where), state.shared, state.stride)
     index = torch.tensor([-1 if i else r for r, i in zip(rows, idle, strict=True)],
                          dtype=rng.choice([torch.int32, torch.int64]))
-    return Case(a, Tables.from_host(a, where), state, index.to(where), words, program, rng, dtype, vocab + padding)
+    return Case(a, Tables.from_host(a, where), state, index.to(where), words, program, rng, dtype,
+                max(vocab, len(a.token_class)) + padding)
 
 
 def random_row(a: Automaton, state: BudgetState, slot: int, rng: random.Random) -> list[int]:

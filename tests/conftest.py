@@ -12,6 +12,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import fleet as fleets
 import pytest
 import servers
 from hypothesis import HealthCheck, settings
@@ -23,7 +24,7 @@ from told_model import TEMPLATE
 from warm_python import ADDRESS_VARIABLE, WarmPython
 
 SERVERS = {"scripted_server": "scripted", "stock_scripted_server": "scripted", "demo_server": "demo",
-           "stock_demo_server": "demo"}
+           "stock_demo_server": "demo", "fleet": "fleet"}
 """Shared servers' fixtures, with their groups."""
 LONGEST = ("test_uag_served", "demo", "test_launch", "test_served_speculation", "scripted", "test_served_budget",
            "test_reasoner_served")
@@ -122,7 +123,16 @@ def stock_scripted_server(scripted_model: Path) -> SharedServer:
     """The same model on sglang as published."""
     return SharedServer(SERVERS["scripted_server"], lambda: servers.stock(
         "--model-path", str(scripted_model), "--reasoning-parser", "qwen3", "--enable-cache-report",
-        "--served-model-name", "told", *FLOAT32))
+        "--enable-metrics", "--served-model-name", "told", *FLOAT32))
+
+
+@pytest.fixture(scope="session")
+def fleet(scripted_model: Path) -> SharedServer:
+    """Two servers of that model behind sglang-router, a `fleet.Fleet`; skipped where the router is not installed."""
+    pytest.importorskip("sglang_router")
+    return SharedServer(SERVERS["fleet"], lambda: fleets.start(
+        "--model-path", str(scripted_model), "--reasoning-parser", "qwen3", "--enable-metrics",
+        "--think-effort", "low=2", "--served-model-name", "told", *FLOAT32))
 
 
 @pytest.fixture(scope="session")

@@ -25,7 +25,7 @@ def message(client: anthropic.Anthropic, prompt: str, most: int = 12, **options:
 
 def test_anthropics_own_budget_is_enforced(client: anthropic.Anthropic) -> None:
     """Failure 14: sglang only warned that it is not."""
-    answer = message(client, LOOP, LEAST + 20, thinking=ENABLED)
+    answer = message(client, LOOP, LEAST + 200, thinking=ENABLED)
     assert answer.usage.think == think(LEAST, LEAST, CLOSE, "forced")
     assert answer.usage.output_tokens_details.thinking_tokens == LEAST + CLOSE
     assert [block.type for block in answer.content] == ["thinking", "text"]
@@ -35,7 +35,7 @@ def test_anthropics_own_budget_is_enforced(client: anthropic.Anthropic) -> None:
 
 def test_it_is_enforced_in_a_stream(client: anthropic.Anthropic) -> None:
     """Failure 14, streamed."""
-    events = list(message(client, LOOP, LEAST + 20, thinking=ENABLED, stream=True))
+    events = list(message(client, LOOP, LEAST + 200, thinking=ENABLED, stream=True))
     usage = next(event.usage for event in events if event.type == "message_delta")
     assert usage.think == think(LEAST, LEAST, CLOSE, "forced")
     assert usage.output_tokens_details.thinking_tokens == LEAST + CLOSE
@@ -44,11 +44,23 @@ def test_it_is_enforced_in_a_stream(client: anthropic.Anthropic) -> None:
     assert "".join(d.thinking for d in deltas if d.type == "thinking_delta").startswith("loop")
 
 
-def test_thinking_that_is_disabled_has_nothing_to_limit(client: anthropic.Anthropic) -> None:
-    answer = message(client, LOOP, thinking={"type": "disabled"}, extra_body={"think_budget": 3})
-    assert answer.usage.think == think(3, 0, 0, "none")
-    assert answer.usage.output_tokens_details.thinking_tokens == 0
+@pytest.mark.parametrize("most", [1024, 800])
+def test_a_budget_above_max_tokens_leaves_an_answer(client: anthropic.Anthropic, most: int) -> None:
+    """Nothing but thinking came back, though a budget was set. The limit in force is what is told."""
+    answer = message(client, LOOP, most, thinking={"type": "enabled", "budget_tokens": 2048})
+    limit = most - most // 8 - CLOSE
+    assert answer.usage.think == think(limit, limit, CLOSE, "forced")
+    assert answer.content[-1].text.strip() == "answer"
+    assert answer.stop_reason == "end_turn"
+
+
+def test_thinking_that_is_disabled(client: anthropic.Anthropic) -> None:
     assert "think" not in message(client, LOOP, thinking={"type": "disabled"}).usage.model_extra
+    with pytest.raises(anthropic.BadRequestError, match=r"thinking.type .*think_budget is 3"):
+        message(client, LOOP, thinking={"type": "disabled"}, extra_body={"think_budget": 3})
+    answer = message(client, LOOP, thinking={"type": "disabled"}, extra_body={"think_budget": 0})
+    assert answer.usage.think == think(0, 0, 0, "none")
+    assert answer.usage.output_tokens_details.thinking_tokens == 0
 
 
 @pytest.mark.parametrize("body", [
@@ -65,7 +77,7 @@ def test_every_spelling_is_honoured(client: anthropic.Anthropic, stream: bool, b
 
 
 def test_an_end_of_its_own(client: anthropic.Anthropic) -> None:
-    assert message(client, THREE, thinking=ENABLED).usage.think == think(LEAST, 6, 0, "natural")
+    assert message(client, THREE, LEAST + 200, thinking=ENABLED).usage.think == think(LEAST, 6, 0, "natural")
 
 
 @pytest.mark.parametrize(("body", "parts"), [

@@ -47,7 +47,6 @@ def test_refused_on_generate(demo_server: servers.Server, name: str, stream: boo
     assert response.status_code == 400, response.text
     message = response.json()["error"]
     assert all(part in message for part in expected), message
-    assert response.elapsed.total_seconds() < 1
 
 
 @pytest.mark.parametrize("body", [{"think_budget": 5}, {"thinking_budget": 5}, {"reasoning": {"max_tokens": 5}}])

@@ -88,17 +88,18 @@ def test_a_budget_is_spelled_as_the_server_does() -> None:
     assert limited["chat_template_kwargs"] == {"a": 1, "thinking_budget": 7}
     assert limited["top_p"] == 0.5
     assert free["chat_template_kwargs"] == {"a": 1}
-    assert ours["think_budget"] == -1
+    assert ours["metadata"] == {"think_budget": "-1"}
     assert server.headers[0]["Authorization"] == "Bearer key"
 
 
 def test_rows_know_their_request_and_failures_are_rows() -> None:
     def answer(body: dict[str, Any]) -> Any:
-        if body["think_budget"] == 5:
+        if body["metadata"]["think_budget"] == "5":
             return 400, [{"error": {"message": "no such budget"}}]
-        if body["think_budget"] == 6:
+        if body["metadata"]["think_budget"] == "6":
             return 200, [delta(content="x"), {"error": {"message": "out of memory"}}]
-        return 200, [delta(content=" 3 "), stop()]
+        think = {"budget": 4, "tokens": 0, "forced_tokens": 0, "outcome": "none"}
+        return 200, [delta(content=" 3 "), stop(), {"choices": [], "usage": USAGE | {"think": think}}]
 
     with peer(answer) as server:
         rows = load(Target(server.url, "m"), [Ask(TASK, b, f"tenant {b}") for b in (4, 5, 6)])

@@ -134,8 +134,9 @@ def test_who_ends_the_thinking() -> None:
     inside = double_query.query_of(args, double_query.INSIDE, 16, task)
     outside = double_query.query_of(args, double_query.OUTSIDE, 16, task)
     assert (inside.think_budget, outside.think_budget) == (-1, 16)
-    assert inside.params == {"temperature": 0, "top_p": 0.9, "custom_params": {"think_budget": 16}}
-    assert "custom_params" not in outside.params
+    assert inside.params == {"temperature": 0, "top_p": 0.9}
+    assert inside.body == {"custom_labels": {"think_budget": "16"}}, "what a router passes on"
+    assert (outside.params, outside.body) == (inside.params, {})
     args.budget_field = "thinking_token_budget"
     assert double_query.query_of(args, double_query.INSIDE, 16, task).params["thinking_token_budget"] == 16
 

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_ext.budget.contract import CEILING, STOP_MESSAGE, BudgetError, Limits, ThinkBudget, one_of, parse, spellings
+from sglang_ext.budget.contract import AUTO, CEILING, STOP_MESSAGE, BudgetError, Limits, ThinkBudget, one_of, parse
+from sglang_ext.budget.spelling import spellings
 from sglang_ext.cli import peel
 from sglang_ext.config import Settings, SettingsError
 
@@ -82,7 +83,8 @@ def test_spellings_mean_the_same_and_must_agree() -> None:
 
 def test_ceiling_and_defaults() -> None:
     limits = Settings(think_budget=100, think_budget_max=200, think_message="m", think_answer_tokens=7).limits
-    assert parse(50, limits) == ThinkBudget(50, message="m", answer_tokens=7)
+    assert parse(50, limits) == ThinkBudget(50, answer_tokens=7)
+    assert limits.message == "m"
     assert parse({"min_tokens": 10}, limits).max_tokens == 100
     for beyond in (201, -1):
         with pytest.raises(BudgetError, match="0 to 200"):
@@ -90,7 +92,7 @@ def test_ceiling_and_defaults() -> None:
 
 
 def test_a_ceiling_alone_is_the_default() -> None:
-    assert Settings(think_budget_max=9).limits.default == ThinkBudget(9, message=STOP_MESSAGE)
+    assert Settings(think_budget_max=9).limits.default == ThinkBudget(9, answer_tokens=AUTO)
 
 
 @pytest.mark.parametrize(("kwargs", "part"), [
@@ -122,6 +124,30 @@ def test_flags_win_over_the_environment_and_the_rest_is_left_alone(monkeypatch: 
 def test_an_unknown_variable_is_an_error() -> None:
     with pytest.raises(SettingsError, match="SGLANG_EXT_THINK_BUGDET"):
         Settings.from_environment({"SGLANG_EXT_THINK_BUGDET": "5"})
+
+
+def test_the_reserve_is_a_part_of_the_response_unless_it_is_set() -> None:
+    assert Settings().limits.default == ThinkBudget(answer_tokens=AUTO)
+    assert Settings().limits.message == STOP_MESSAGE
+    assert not ThinkBudget(answer_tokens=AUTO).limited
+    settings, _ = peel(["--think-answer-tokens", "auto"])
+    assert settings.think_answer_tokens is AUTO
+    assert peel(["--think-answer-tokens", "0"])[0].limits.default == ThinkBudget()
+    with pytest.raises(SettingsError, match="--think-answer-tokens: 'some' is not an integer or auto"):
+        peel(["--think-answer-tokens", "some"])
+
+
+@given(st.integers(0, 20) | st.integers(0, 20000), st.integers(0, 5) | st.integers(0, 40), st.integers(-1, 100))
+def test_the_automatic_reserve(most: int, closing: int, budget: int) -> None:
+    """An eighth, 1 to 512, of a response that has room for more than the end of the thinking."""
+    kept = ThinkBudget(budget, answer_tokens=AUTO).reserve(most, closing)
+    if budget == -1 or most <= closing:
+        assert kept == 0
+    else:
+        assert 1 <= kept <= 512
+        assert kept == 512 or kept == 1 or kept * 8 <= most < kept * 8 + 8
+    assert ThinkBudget(budget, answer_tokens=7).reserve(most, closing) == 7
+    assert ThinkBudget(budget, answer_tokens=AUTO).reserve(None, closing) == 0
 
 
 def test_a_number_that_is_none_is_an_error() -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import fleet as fleets
 import httpx
 import pytest
 import servers
@@ -56,15 +56,7 @@ def workers(model: Path) -> Iterator[list[servers.Server]]:
 
 @pytest.fixture(scope="module")
 def router(workers: list[servers.Server]) -> Iterator[servers.Server]:
-    port, metrics = servers.free_port(), servers.free_port()
-    command = ["-m", "sglang_router.launch_router", "--host", "127.0.0.1", "--port", str(port),
-               "--worker-urls", *(w.url for w in workers), "--policy", "cache_aware",
-               "--prometheus-port", str(metrics)]
-    router = servers.start(command, port)
-    deadline = time.monotonic() + 120  # it answers before it has looked at its workers
-    body = {"text": "x", "sampling_params": {"max_new_tokens": 1}}
-    while router.post("/generate", body).status_code == 503 and time.monotonic() < deadline:
-        time.sleep(0.5)
+    router = fleets.start_router(workers)
     yield router
     router.stop()
 

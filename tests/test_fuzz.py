@@ -1,5 +1,5 @@
-"""Thousands of odd budgets on every endpoint: each is a 400 that names the field, or is enforced; a neighbour that
-generates all the while is not touched.
+"""Thousands of odd bodies on every endpoint, directly and through sglang-router: each is a 400 that names the field, or
+its budget is enforced and reported; a neighbour that generates all the while is not touched.
 
 Reported failures 5, 18 and 19: an unknown field is ignored, a negative budget forces an empty block, a budget inside
 `chat_template_kwargs` is ignored.
@@ -16,16 +16,19 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+import fleet as fleets
 import pytest
 import requests
-import servers
 from told_model import LOOP
+
+from sglang_ext.budget.spelling import ALIASES
 
 REQUESTS, NEW = 2400, 9
 MOST = 2**31 - 2
 CHARACTERS = {0: 0, 2: 1, 5: 2, 9: 3, 11: 4, 14: 5, 18: 6, 20: 7, 23: 8, 27: 9}  # of lo, loo, loop, lo, ...: tokens
-FLAT = ["think_budget", "thinking_budget", "thinking_token_budget", "max_thinking_tokens"]
-NESTED = [("reasoning", "max_tokens"), ("thinking", "budget_tokens")]
+FLAT = ["think_budget", *ALIASES, "thinkingBudget"]
+NESTED = [("reasoning", "max_tokens"), ("thinking", "budget_tokens"), ("thinking_config", "thinking_budget")]
+TEXTS = ("metadata", "custom_labels")
 SCALARS: list[Any] = [
     True, False, "", "64", "-1", "none", "∞", "1e3", " 5", 1.5, 5.0, -1.0, 1e300, -0.0, -2, -(2**31), 2**31 - 1, 2**31,
     2**32 + 3, 2**53, 2**63, 2**64, 10**30, -(10**30), [], [5], [[5]], ["5"], {}, {"": 5}, {"budget": 5},
@@ -33,12 +36,32 @@ SCALARS: list[Any] = [
 MESSAGES: list[Any] = ["", "So. ", "\n", "é😀", "<think>", "</think>", "<|end|>", "x" * 5000, "\x00", "\ud800", 5, None,
                        [], {"text": "x"}]
 KEYS = ["max_tokens", "min_tokens", "grace_tokens", "answer_tokens"]
+PLACES = [(), ("custom_params",), ("chat_template_kwargs",), ("metadata",), ("custom_labels",), ("nvext",),
+          ("options",)]
+SAYS = [{"role": "user", "content": LOOP}]
+ENDPOINTS: list[tuple[str, dict[str, Any], list[tuple[str, ...]], list[tuple[str, ...]]]] = [
+    ("/generate", {"text": "<think>" + LOOP, "sampling_params": {"max_new_tokens": NEW, "temperature": 0}},
+     [("sampling_params",), ("sampling_params", "custom_params"), ("custom_labels",)], [("custom_labels",)]),
+    ("/v1/completions", {"model": "told", "prompt": "<think>" + LOOP, "max_tokens": NEW, "temperature": 0}, PLACES,
+     PLACES),
+    ("/v1/chat/completions", {"model": "told", "messages": SAYS, "max_tokens": NEW, "temperature": 0}, PLACES,
+     [("chat_template_kwargs",), ("metadata",)]),
+    ("/v1/responses", {"model": "told", "input": LOOP, "max_output_tokens": NEW, "temperature": 0}, PLACES,
+     [("metadata",)]),
+    ("/v1/messages", {"model": "told", "messages": SAYS, "max_tokens": NEW, "temperature": 0}, PLACES, []),
+    ("/api/chat", {"model": "told", "messages": SAYS, "stream": False,
+                   "options": {"num_predict": NEW, "temperature": 0}}, PLACES, []),
+    ("/api/generate", {"model": "told", "prompt": "<think>" + LOOP, "stream": False,
+                       "options": {"num_predict": NEW, "temperature": 0}}, PLACES, []),
+]
+"""Each endpoint with a body, the places of a budget, and those of them that arrive through the router."""
 
 
 @dataclass(frozen=True)
 class Odd:
     """One request: where it goes, its body, the budget in it and the name that an error must hold."""
 
+    routed: bool
     path: str
     body: dict[str, Any]
     value: Any
@@ -60,28 +83,24 @@ def odd_value(rng: random.Random) -> Any:
 
 
 def odd_request(rng: random.Random) -> Odd:
-    path, body, places = rng.choice([
-        ("/generate", {"text": "<think>" + LOOP, "sampling_params": {"max_new_tokens": NEW}},
-         [("sampling_params",), ("sampling_params", "custom_params")]),
-        ("/v1/completions", {"model": "told", "prompt": "<think>" + LOOP, "max_tokens": NEW}, [(), ("custom_params",)]),
-        ("/v1/chat/completions", {"model": "told", "messages": [{"role": "user", "content": LOOP}], "max_tokens": NEW},
-         [(), ("custom_params",), ("chat_template_kwargs",)]),
-        ("/v1/responses", {"model": "told", "input": LOOP, "max_output_tokens": NEW}, [()]),
-        ("/v1/messages", {"model": "told", "messages": [{"role": "user", "content": LOOP}], "max_tokens": NEW}, [()]),
-    ])
+    path, body, places, arrives = rng.choice(ENDPOINTS)
+    routed = bool(arrives) and rng.random() < 0.5
     body = json.loads(json.dumps(body))
-    (body["sampling_params"] if path == "/generate" else body)["temperature"] = 0
-    holder = body
-    for key in rng.choice(places):
-        holder = holder.setdefault(key, {})
+    place = rng.choice(arrives if routed else places)
     value = odd_value(rng)
     if rng.random() < 0.75:
         name = rng.choice(FLAT)
-        holder[name] = value
-        return Odd(path, body, value, name)
-    outer, inner = rng.choice(NESTED)
-    holder[outer] = {inner: value, **({"type": "enabled"} if outer == "thinking" else {})}
-    return Odd(path, body, value, inner)
+        entries = {name: value}
+    else:
+        outer, name = rng.choice(NESTED)
+        entries = {outer: {name: value, **({"type": "enabled"} if outer == "thinking" else {})}}
+    if place and place[0] in TEXTS:
+        entries = {key: json.dumps(each) for key, each in entries.items()}
+    holder = body
+    for key in place:
+        holder = holder.setdefault(key, {})
+    holder.update(entries)
+    return Odd(routed, path, body, value, name)
 
 
 def allowed(value: Any) -> int | None:
@@ -108,6 +127,12 @@ def thought(text: str) -> int:
     return CHARACTERS[max(runs)]
 
 
+def report(response: requests.Response) -> Any:
+    """The `think` object of an answer."""
+    body = response.json()
+    return (body.get("meta_info") or body.get("usage") or body).get("think")
+
+
 def judge(odd: Odd, response: requests.Response) -> None:
     about = f"{odd} -> {response.status_code} {response.text[:500]}"
     assert response.status_code in (200, 400), about
@@ -115,16 +140,28 @@ def judge(odd: Odd, response: requests.Response) -> None:
     if response.status_code == 400:
         reserve = odd.value.get("answer_tokens") if isinstance(odd.value, dict) else None
         theirs = odd.path == "/v1/messages" and odd.name == "budget_tokens"  # an integer from 1,024 on
+        huge = odd.routed and any(abs(n) >= 2**63 for n in numbers(odd.value))  # the router takes it for no JSON
         assert most is None or reserve or theirs, f"a good budget was refused: {about}"
         unreadable = r"\ud800" in json.dumps(odd.body)  # half a character: some endpoints do not take it for JSON
-        assert odd.name in response.text or unreadable, f"the field is not named: {about}"
+        assert odd.name in response.text or unreadable or huge, f"the field is not named: {about}"
         return
     assert most is not None, f"a bad budget was accepted: {about}"
     assert thought(response.text) <= (NEW if most == -1 else most), f"not enforced: {about}"
+    think = report(response)
+    assert think is not None, f"lost: {about}"
+    assert think["budget"] <= (MOST if most == -1 else most), f"another limit is in force: {about}"
+
+
+def numbers(value: Any) -> Iterator[int]:
+    """Every integer in a JSON value."""
+    if isinstance(value, int):
+        yield value
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from numbers(inner)
 
 
 @pytest.fixture
-def neighbour(scripted_server: servers.Server) -> Iterator[list[list[int]]]:
+def neighbour(fleet: fleets.Fleet) -> Iterator[list[list[int]]]:
     """Responses without a budget, one after the other until the test ends."""
     seen: list[list[int]] = []
     done = threading.Event()
@@ -132,7 +169,7 @@ def neighbour(scripted_server: servers.Server) -> Iterator[list[list[int]]]:
 
     def ask() -> None:
         while not done.is_set():
-            seen.append(scripted_server.generate(**body)["output_ids"])
+            seen.append(fleet.direct.generate(**body)["output_ids"])
 
     thread = threading.Thread(target=ask)
     thread.start()
@@ -141,26 +178,30 @@ def neighbour(scripted_server: servers.Server) -> Iterator[list[list[int]]]:
     thread.join()
 
 
-def test_odd_budgets(scripted_server: servers.Server, neighbour: list[list[int]]) -> None:
+def test_odd_budgets(fleet: fleets.Fleet, neighbour: list[list[int]]) -> None:
     rng = random.Random(11)
     odd = [odd_request(rng) for _ in range(REQUESTS)]
+
+    def send(each: Odd) -> requests.Response:
+        return (fleet.router if each.routed else fleet.direct).post(each.path, each.body, timeout=60)
+
     with ThreadPoolExecutor(8) as pool:
-        responses = list(pool.map(lambda o: scripted_server.post(o.path, o.body, timeout=60), odd))
+        responses = list(pool.map(send, odd))
     for each, response in zip(odd, responses, strict=True):
         judge(each, response)
     statuses = [r.status_code for r in responses]
     assert min(statuses.count(200), statuses.count(400)) > REQUESTS // 10
+    assert sum(o.routed and r.status_code == 200 for o, r in zip(odd, responses, strict=True)) > REQUESTS // 20
     assert len(neighbour) > 5
     assert all(ids == neighbour[0] for ids in neighbour)
     assert set(neighbour[0]) == set(neighbour[0][:3]), "it only loops"
 
 
-@pytest.mark.parametrize("path", ["/generate", "/v1/chat/completions", "/v1/completions", "/v1/responses",
-                                  "/v1/messages"])
+@pytest.mark.parametrize("path", [path for path, *_ in ENDPOINTS])
 @pytest.mark.parametrize("text", ["{", '{"think_budget": NaN}', '{"think_budget": }', "[]", "null", "5", '"budget"'])
-def test_bodies_that_are_no_request(scripted_server: servers.Server, path: str, text: str) -> None:
-    """Whatever they are answered (sglang's own check of a chat fails on what is no object), the server goes on."""
+def test_bodies_that_are_no_request(fleet: fleets.Fleet, path: str, text: str) -> None:
+    """A request that is none is the client's error, and the server goes on."""
     headers = {"Content-Type": "application/json"}
-    response = requests.post(scripted_server.url + path, data=text, headers=headers, timeout=30)
-    assert response.status_code >= 400
-    assert scripted_server.generate(text="x", sampling_params={"max_new_tokens": 1})
+    response = requests.post(fleet.direct.url + path, data=text, headers=headers, timeout=30)
+    assert 400 <= response.status_code < 500
+    assert fleet.direct.generate(text="x", sampling_params={"max_new_tokens": 1})

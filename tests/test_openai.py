@@ -49,7 +49,9 @@ def test_chat_stream_gives_the_same_split(client: openai.OpenAI) -> None:
 
 def test_thinking_switched_off_has_nothing_to_limit(client: openai.OpenAI) -> None:
     off = {"chat_template_kwargs": {"enable_thinking": False}}
-    limited, plain = chat(client, 3, extra_body=off), chat(client, None, extra_body=off)
+    with pytest.raises(openai.BadRequestError, match=r"chat_template_kwargs.enable_thinking .*think_budget is 3"):
+        chat(client, 3, extra_body=off)
+    limited, plain = chat(client, 0, extra_body=off), chat(client, None, extra_body=off)
     assert limited.choices[0].message.content == plain.choices[0].message.content
     assert not limited.choices[0].message.reasoning_content
     assert limited.choices[0].model_extra["meta_info"]["think"]["outcome"] == "none"

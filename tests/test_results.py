@@ -13,6 +13,8 @@ import requests
 import servers
 from told_model import CLOSE, LOOP, OPENS, PLAIN, STOPS, THREE, think
 
+from sglang_ext.budget.spelling import names
+
 FORCED = think(4, 4, CLOSE, "forced")
 
 
@@ -166,9 +168,8 @@ def test_a_stop_string_ends_the_count(scripted_server: servers.Server) -> None:
 
 def test_a_server_says_what_it_serves(scripted_server: servers.Server) -> None:
     expected = {
-        "default": -1, "max": None, "answer_tokens": 0, "markers": {"start": "<think>", "end": "</think>"},
-        "spellings": ["think_budget", "thinking_budget", "thinking_token_budget", "max_thinking_tokens",
-                      "reasoning.max_tokens", "thinking.budget_tokens"],
+        "default": -1, "max": None, "answer_tokens": "auto", "markers": {"start": "<think>", "end": "</think>"},
+        "spellings": names(),
         "effort": {"low": 2, "medium": "25%", "high": -1},
     }
     for path in ("/server_info", "/get_server_info"):

@@ -144,10 +144,10 @@ def test_end_of_sequence_while_thinking_closes_the_block(demo_server: servers.Se
     params = {"temperature": 0, "max_new_tokens": 64}
     plain = demo_server.generate(text=prompt, sampling_params=params)
     assert plain["meta_info"]["finish_reason"]["type"] == "stop"
-    result = demo_server.generate(text=prompt, sampling_params={**params, "think_budget": 60})
+    result = demo_server.generate(text=prompt, sampling_params={**params, "think_budget": 50})
     said = len(plain["output_ids"]) - 1
     assert result["output_ids"][: said + len(close)] == plain["output_ids"][:said] + close
-    assert result["meta_info"]["think"] == {"budget": 60, "tokens": said, "forced_tokens": len(close),
+    assert result["meta_info"]["think"] == {"budget": 50, "tokens": said, "forced_tokens": len(close),
                                             "outcome": "eos"}
     assert len(result["output_ids"]) > said + len(close) + 1
 

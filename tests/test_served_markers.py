@@ -35,9 +35,9 @@ def test_wall_before_and_inside_the_marker(pieces: Script, budget: int) -> None:
 
 
 def test_last_piece_merged_with_what_follows(pieces: Script) -> None:
-    got, think = pieces.ask(OPEN, "P2", 20)
+    got, think = pieces.ask(OPEN, "P2", 15)
     assert got == ["uno", "due", "tre", "</t", "hink", ">\n", "risposta", EOS]
-    assert think == {"budget": 20, "tokens": 6, "forced_tokens": 0, "outcome": "natural"}
+    assert think == {"budget": 15, "tokens": 6, "forced_tokens": 0, "outcome": "natural"}
 
 
 @pytest.mark.parametrize("budget", [4, 5])

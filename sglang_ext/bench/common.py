@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from ..serve import DEMOS
 from . import options, servers, workload
 from .errors import BenchError
-from .load import OURS, Ask, Row, Target, run
+from .in_force import OURS
+from .load import Ask, Row, Target, run
 from .options import UNLIMITED
 from .record import Run
 from .report import Table

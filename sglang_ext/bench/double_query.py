@@ -18,8 +18,9 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 
 from ..double_query import AsyncStream, Endpoint, Query, ServerError
 from . import common, plots, servers, stats
-from .errors import BenchError
-from .load import OURS, Row
+from .errors import BenchError, alone
+from .in_force import INSIDE, OURS, demand
+from .load import Row
 from .models import resolve
 from .options import UNLIMITED, choices, spelled, whole, wholes
 from .record import Record, Run
@@ -29,7 +30,7 @@ from .workload import CHECKS, Task
 HELP = "a budget in the server against two calls, direct and through sglang-router"
 QUICK = {"budgets": [16, 48], "requests": 48, "concurrency": 8}
 FULL = {"budgets": [8, 16, 32, 48, 64], "requests": 192, "concurrency": 16}
-INSIDE, OUTSIDE = "in the server", "two calls"
+OUTSIDE = "two calls"
 ROUTER_SECONDS = 120
 END = "</think>"
 PLACES = ("direct", "router")
@@ -64,7 +65,7 @@ def measure(args: argparse.Namespace, record: Run) -> None:
     """Measure, and hand every row to `record`.
 
     Raises:
-        BenchError: a server did not start.
+        BenchError: a server did not start, or did not enforce a budget.
     """
     tasks = common.tasks(args, args.requests)
     with _places(args, record) as (places, workers):
@@ -142,7 +143,7 @@ def _flush(url: str) -> None:
 def _load(args: argparse.Namespace, endpoint: Endpoint, way: str, budget: int, tasks: Sequence[Task], label: str,
           keep: Callable[[Row], None] = lambda row: None) -> float:
     """Send one load; seconds that it took."""
-    return asyncio.run(_run(args, endpoint, way, budget, tasks, label, keep))
+    return alone(_run(args, endpoint, way, budget, tasks, label, keep))
 
 
 async def _run(args: argparse.Namespace, endpoint: Endpoint, way: str, budget: int, tasks: Sequence[Task], label: str,
@@ -179,10 +180,14 @@ async def _ask(client: httpx.AsyncClient, endpoint: Endpoint, args: argparse.Nam
             response = stream.response
     except (ServerError, httpx.HTTPError) as error:
         return {"error": f"{type(error).__name__}: {error}"[:300]}
+    think = None
+    if way == INSIDE and args.budget_field == OURS:
+        think = dict(response.think or {})
+        demand(budget, think)
     row: Row = {"ttft": ttft, "answer_ttft": answer_ttft, "latency": time.perf_counter() - begin,
                 "calls": response.calls, "prompt_tokens": response.prompt_tokens,
                 "cached_tokens": response.cached_tokens, "completion_tokens": response.completion_tokens,
-                "empty": not response.answer.strip(), "outcome": response.outcome}
+                "empty": not response.answer.strip(), "outcome": response.outcome, "think": think}
     if task.answer is not None:
         row["right"] = CHECKS[args.check](response.answer.strip(), task.answer)
     return row
@@ -193,9 +198,10 @@ def query_of(args: argparse.Namespace, way: str, budget: int, task: Task) -> Que
     params: dict[str, Any] = {"temperature": 0, **args.extra_body}
     if way == OUTSIDE:
         return Query(task.messages, budget, args.max_tokens, params=params)
-    # /generate keeps sampling parameters apart, and there a budget of ours may stand among the custom ones.
-    field = f"custom_params.{OURS}" if args.budget_field == OURS else args.budget_field
-    return Query(task.messages, UNLIMITED, args.max_tokens, params={**params, **spelled(field, budget)})
+    if args.budget_field == OURS:  # labels are what a router passes on, and their values are strings
+        return Query(task.messages, UNLIMITED, args.max_tokens, params=params,
+                     body={"custom_labels": {OURS: str(budget)}})
+    return Query(task.messages, UNLIMITED, args.max_tokens, params={**params, **spelled(args.budget_field, budget)})
 
 
 def numbers(rows: Sequence[Row], seconds: float | None) -> dict[str, Any]:

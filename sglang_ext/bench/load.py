@@ -12,13 +12,14 @@ from typing import Any
 import aiohttp
 from tqdm import tqdm  # type: ignore[import-untyped]
 
+from .errors import alone
+from .in_force import OURS, demand
 from .options import UNLIMITED, spelled
 from .stream import Stream
 from .workload import CHECKS, Task
 
 READ_BUFFER = 10 << 20
 """Bytes, as in sglang's own client: a slow reader would else hold back a stream."""
-OURS = "think_budget"
 
 Row = dict[str, Any]
 
@@ -30,7 +31,7 @@ class Target:
     Attributes:
         url: address without a path.
         model: name that the server serves.
-        budget_field: how it spells a budget; see `options.spelled`.
+        budget_field: how it spells a budget; see `options.spelled`. Ours goes into `metadata`.
         max_tokens: most tokens of a response.
         check: how an answer is compared with the right one, a key of `workload.CHECKS`.
         extra: more fields of the body.
@@ -49,7 +50,11 @@ class Target:
 
     def body(self, task: Task, budget: int) -> dict[str, Any]:
         """The request. Without a limit ours says so, which asks for the report; another server is told nothing."""
-        limit = spelled(self.budget_field, budget) if budget != UNLIMITED or self.budget_field == OURS else {}
+        limit: dict[str, Any] = {}
+        if self.budget_field == OURS:
+            limit = {"metadata": {OURS: str(budget)}}  # what a router passes on, and its values are strings
+        elif budget != UNLIMITED:
+            limit = spelled(self.budget_field, budget)
         base = {"model": self.model, "messages": task.messages, "max_tokens": self.max_tokens, "temperature": 0,
                 "stream": True, "stream_options": {"include_usage": True}}
         return merged(merged(base, self.extra), limit)
@@ -88,7 +93,7 @@ def run(target: Target, asks: Sequence[Ask], *, concurrency: int, rate: float | 
     Returns:
         Seconds from the first request to the last response.
     """
-    return asyncio.run(_run(target, asks, concurrency, rate, Random(seed), label, keep))
+    return alone(_run(target, asks, concurrency, rate, Random(seed), label, keep))
 
 
 async def _run(target: Target, asks: Sequence[Ask], concurrency: int, rate: float | None, rng: Random, label: str,
@@ -118,6 +123,9 @@ async def _run(target: Target, asks: Sequence[Ask], concurrency: int, rate: floa
 async def ask_once(session: aiohttp.ClientSession, target: Target, ask: Ask, begin: float, due: float | None) -> Row:
     """One response as a row; a failure is a row too, with `error`.
 
+    Raises:
+        BenchError: a budget of ours was asked for, and the response does not say that it was in force.
+
     Args:
         begin: the load's start, for `start_time`.
         due: when an open load meant to send it: a wait for a free slot counts as latency; None counts from now.
@@ -133,6 +141,8 @@ async def ask_once(session: aiohttp.ClientSession, target: Target, ask: Ask, beg
                 stream.feed(line, time.perf_counter() - sent)
     except (aiohttp.ClientError, TimeoutError, ValueError) as error:
         return {**row, "error": f"{type(error).__name__}: {error}"[:300]}
+    if target.budget_field == OURS:
+        demand(ask.budget, stream.usage.get("think"))
     row |= stream.row(ask.budget, time.perf_counter() - sent)
     if ask.task.answer is not None:
         row["right"] = CHECKS[target.check]("".join(stream.answer).strip(), ask.task.answer.strip())

@@ -14,7 +14,8 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 from . import common, plots, servers, stats
 from .batch import send
 from .errors import BenchError
-from .load import OURS, merged
+from .in_force import OURS
+from .load import merged
 from .models import Served, resolve
 from .options import choices, spelled, whole
 from .processor import Markers, markers_of, processor_text
@@ -121,7 +122,8 @@ def _hosts(args: argparse.Namespace) -> tuple[Body, dict[str, Host]]:
         base["logit_bias"] = {str(markers.end): -100}
     budget = {"custom_params": {"thinking_budget": args.budget}}
     hosts = {NOTHING: Host(_starter("stock", NOTHING, served), {NOTHING: {}})}
-    ours: dict[str, Body] = {PLUGIN: {}, OUR: {OURS: {"max_tokens": args.budget, "message": ""}}}
+    ours: dict[str, Body] = {PLUGIN: {}, OUR: {OURS: {"max_tokens": args.budget, "message": "",
+                                                               "answer_tokens": 0}}}
     if loads := {name: extra for name, extra in ours.items() if name in kinds}:
         hosts[PLUGIN] = Host(_starter("ours", PLUGIN, served), loads)
     if PROCESSOR in kinds and markers is not None:

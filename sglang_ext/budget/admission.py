@@ -102,6 +102,14 @@ class Outlook:
         """How many tokens the model can choose before the wall; None: no wall is ahead."""
         return tokens_left(self.words) if self.words[Word.AUTO] & THINKING else None
 
+    def forced(self, tokens: Sequence[int]) -> list[bool]:
+        """Which of the next tokens, as they stand in the output, the budget writes."""
+        words, forced = list(self.words), []
+        for token in tokens:
+            forced.append(words[Word.CURSOR] != NOT_FORCING)
+            advance_row(int(token), words, self.program, self.automaton)
+        return forced
+
     def complete(self, draft: Sequence[int], most: int) -> list[int]:
         """A draft as it can stand in the output: where the budget forces ids, these.
 
@@ -209,7 +217,7 @@ class Admission:
             BudgetError: the message cannot be forced as it is.
         """
         try:
-            return self._message_ids(budget.message or "")
+            return self._message_ids(self.limits.message if budget.message is None else budget.message)
         except ValueError as error:
             raise BudgetError(f"{name}.message: {error}") from None
 
@@ -244,20 +252,31 @@ class Admission:
     def _check_reserve(self, budget: ThinkBudget, max_new_tokens: int, name: str) -> None:
         closing = self._closing(self._speaking(budget, max_new_tokens))
         room = max_new_tokens - closing
-        if budget.answer_tokens > room:
+        if (budget.answer_tokens or 0) > room:
             raise BudgetError(
                 f"{name}.answer_tokens: {budget.answer_tokens} does not fit into max_new_tokens {max_new_tokens} "
                 f"beside the {closing} tokens that close the thinking; accepted: 0 to {max(0, room)}"
             )
 
+    def _settled(self, budget: ThinkBudget, max_new_tokens: int | None) -> ThinkBudget:
+        """The budget with its reserve in tokens. The server's own message gives way to an answer; a request's does
+        not."""
+        least = self._closing(replace(budget, message=budget.message or ""))
+        return replace(budget, answer_tokens=budget.reserve(max_new_tokens, least))
+
     def _speaking(self, budget: ThinkBudget, max_new_tokens: int | None) -> ThinkBudget:
-        """The budget without the server's own stop message, where that would take the place of the answer."""
-        own = self.limits.default.message if self.limits.default else None
-        if max_new_tokens is None or not budget.message or budget.message != own:
+        """The budget without the server's own stop message, where that would take the place of the answer, or of all
+        thinking: nothing is said about a thought that there was none of."""
+        if budget.message is not None or not self.limits.message:
             return budget
-        needed = self._closing(budget) + max(1, budget.answer_tokens)
-        wall = 0 if budget.answer_tokens or budget.max_tokens == UNLIMITED else budget.max_tokens
-        return budget if wall + needed <= max_new_tokens else replace(budget, message="")
+        if budget.max_tokens == 0:
+            return replace(budget, message="")
+        if max_new_tokens is None:
+            return budget
+        reserve = budget.answer_tokens or 0
+        needed = self._closing(budget) + max(1, reserve)
+        least = 1 if reserve or budget.max_tokens == UNLIMITED else budget.max_tokens
+        return budget if least + needed <= max_new_tokens else replace(budget, message="")
 
     def _closing(self, budget: ThinkBudget) -> int:
         """How many ids closing a block takes: message, end marker, line break."""
@@ -275,7 +294,7 @@ class Admission:
         """
         assert self.automaton is not None
         automaton, start = self.automaton, start_of(self.automaton, prompt, request or Request())
-        budget = self._speaking(budget, max_new_tokens)
+        budget = self._speaking(self._settled(budget, max_new_tokens), max_new_tokens)
         words = [0] * WORDS
         words[Word.AUTO] = start.word
         words[Word.CURSOR] = NOT_FORCING

@@ -1,13 +1,13 @@
 """The request's think budget: its fields, its spellings, its errors. Nothing here knows an engine.
 
-The canonical field is `think_budget`, an integer or an object. Other servers' names mean the same; every value given
-is checked, and two that differ are an error: nothing is dropped in silence.
+The canonical field is `think_budget`, an integer or an object. Other servers' names (`spelling`) mean the same; every
+value given is checked, and two that differ are an error: nothing is dropped in silence.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
@@ -20,11 +20,10 @@ STOP_MESSAGE = ("\n\nConsidering the limited time by the user, I have to give th
 """Default stop message: the sentence that Qwen published with Qwen3 for this purpose, in lines of its own."""
 MESSAGE_BYTES = 4096
 """Longest stop message, in bytes of UTF-8."""
-
-ALIASES = ("thinking_budget", "thinking_token_budget", "max_thinking_tokens")
-"""Flat names other servers have for the same integer: Qwen's API; vLLM and TensorRT-LLM; sglang and NIM."""
-NESTED = (("reasoning", "max_tokens"), ("thinking", "budget_tokens"))
-"""Names inside an object: OpenRouter's and Anthropic's."""
+AUTO = None
+"""As `answer_tokens`: a part of the response, where a limit of thinking is set."""
+AUTO_SHARE, AUTO_MOST = 8, 512
+"""That part is one in so many of the response's tokens, at least 1 and at most so many."""
 
 
 class BudgetError(ValueError):
@@ -35,22 +34,35 @@ class BudgetError(ValueError):
 class ThinkBudget:
     """A checked budget; the fields' names are the keys of the object form. Counts are in tokens.
 
-    `message` None means the server's default message.
+    `message` None means the server's default message; `answer_tokens` AUTO, a part of the response (`reserve`).
     """
 
     max_tokens: int = UNLIMITED
     min_tokens: int = 0
     grace_tokens: int = 0
     message: str | None = None
-    answer_tokens: int = 0
+    answer_tokens: int | None = 0
 
     @property
     def limited(self) -> bool:
         """Whether this budget can change a response at all; without it, thinking is only reported."""
-        return self.max_tokens != UNLIMITED or self.min_tokens > 0 or self.answer_tokens > 0
+        return self.max_tokens != UNLIMITED or self.min_tokens > 0 or bool(self.answer_tokens)
+
+    def reserve(self, max_new_tokens: int | None, closing: int) -> int:
+        """How many tokens of a response are kept for the answer.
+
+        Args:
+            max_new_tokens: of the response; None if it is not known.
+            closing: fewest tokens that end the thinking. A response that is no longer holds no answer.
+        """
+        if self.answer_tokens is not AUTO:
+            return self.answer_tokens
+        if max_new_tokens is None or max_new_tokens <= closing or self.max_tokens == UNLIMITED:
+            return 0
+        return min(AUTO_MOST, max(1, max_new_tokens // AUTO_SHARE))
 
     def to_dict(self) -> dict[str, Any]:
-        """The object form, defaults included; `parse` reads it back to an equal budget."""
+        """The object form, defaults included; `parse` reads it back to an equal budget, given the same defaults."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
@@ -61,6 +73,7 @@ class Limits:
     default: ThinkBudget | None = None  # for requests that say nothing
     ceiling: int = CEILING  # --think-budget-max
     allow_unlimited: bool = True  # whether a request may ask for no limit
+    message: str = ""  # --think-message, for requests that name none
 
     @property
     def lowest(self) -> int:
@@ -153,22 +166,6 @@ def _type_name(value: Any) -> str:
     """The JSON name of a value's type, which is what a client sees."""
     names = {type(None): "null", bool: "boolean", float: "number", str: "string", list: "array", dict: "object"}
     return names.get(type(value), type(value).__name__)
-
-
-def spellings(source: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Any]]:
-    """Every budget that a set of request parameters gives, with the name it has there. A null is not a value.
-
-    Args:
-        source: the parameters.
-        where: prefix that tells a reader of an error where they stand, for example `custom_params.`.
-    """
-    for name in (FIELD, *ALIASES):
-        if source.get(name) is not None:
-            yield where + name, source[name]
-    for outer, inner in NESTED:
-        nested = source.get(outer)
-        if isinstance(nested, Mapping) and nested.get(inner) is not None:
-            yield f"{where}{outer}.{inner}", nested[inner]
 
 
 def one_of(given: list[tuple[str, Any]], limits: Limits) -> ThinkBudget | None:

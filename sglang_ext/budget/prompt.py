@@ -6,8 +6,9 @@ turn boundary, and there a marker counts as it would in a response; or where it 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from .automaton import Automaton
 from .kernels.layout import AUTO_MASK, INSIDE, STATE_MASK, THINKING
@@ -25,6 +26,12 @@ class Request:
 
     tools: bool = False
     implied: bool = False
+
+    @classmethod
+    def of(cls, carried: Any) -> Request:
+        """From what travels with a request; whatever is none of the fields says nothing."""
+        known = carried if isinstance(carried, Mapping) else {}
+        return cls(known.get("tools") is True, known.get("implied") is True)
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,11 @@ from typing import Any
 
 from .admission import Admission
 from .automaton import Automaton
-from .contract import ALIASES, FIELD, NESTED, UNLIMITED
+from .contract import AUTO, UNLIMITED
 from .effort import Share
 from .kernels.layout import AUTO_MASK, INSIDE, STATE_MASK, Event
 from .prompt import Request, start_of
+from .spelling import names
 
 
 @dataclass
@@ -102,8 +103,9 @@ def advertised(admission: Admission, efforts: Mapping[str, int | Share]) -> dict
         efforts: budgets of `reasoning_effort`, by its value.
 
     Returns:
-        `default` and `answer_tokens` of requests that set none, in tokens, -1 for no limit; `max`, the largest budget
-        that is accepted, None without a ceiling; the `markers`; the `spellings` of the field; `effort`.
+        `default` and `answer_tokens` of requests that set none, in tokens, -1 for no limit, "auto" for a part of the
+        response; `max`, the largest budget that is accepted, None without a ceiling; the `markers`; the `spellings` of
+        the field; `effort`.
     """
     if admission.automaton is None:
         return None
@@ -111,8 +113,8 @@ def advertised(admission: Admission, efforts: Mapping[str, int | Share]) -> dict
     return {
         "default": default.max_tokens if default is not None else UNLIMITED,
         "max": None if admission.limits.allow_unlimited else admission.limits.ceiling,
-        "answer_tokens": default.answer_tokens if default is not None else 0,
+        "answer_tokens": 0 if default is None else "auto" if default.answer_tokens is AUTO else default.answer_tokens,
         "markers": {"start": markers.start.decode(), "end": markers.end.decode()},
-        "spellings": [FIELD, *ALIASES, *(f"{outer}.{inner}" for outer, inner in NESTED)],
+        "spellings": names(),
         "effort": {name: str(value) if isinstance(value, Share) else value for name, value in efforts.items()},
     }

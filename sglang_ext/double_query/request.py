@@ -85,6 +85,7 @@ class Query:
         max_tokens: most tokens the model may choose in all; forced text comes on top.
         message: what is written before the end marker when the budget closes the thinking.
         params: sampling parameters under the server's own names, sent with every call.
+        body: fields of the request beside them, sent with every call.
         template: more arguments of the chat template.
     """
 
@@ -94,6 +95,7 @@ class Query:
     message: str = MESSAGE
     params: Mapping[str, Any] = field(default_factory=dict)
     template: Mapping[str, Any] = field(default_factory=dict)
+    body: Mapping[str, Any] = field(default_factory=dict)
 
     def check(self, endpoint: Endpoint) -> None:
         """Raise ValueError for what is not accepted: it names the field, the value and what is accepted."""
@@ -105,18 +107,24 @@ class Query:
         if endpoint.end in self.message:
             raise ValueError(f"message: {self.message!r} holds the end marker, which is added by itself; accepted: "
                              "text without it")
-        for name in ("n", "best_of"):
-            if self.params.get(name) not in (None, 1):
-                raise ValueError(f"params.{name}: {self.params[name]!r} is not accepted: {_ONE_RESPONSE}")
-        for name, reason in _REFUSED.items():
-            if self.params.get(name) is not None:
-                raise ValueError(f"params.{name}: {self.params[name]!r} is not accepted: {reason}")
+        self._check_fields()
         for text in self.stops:
             if endpoint.start in text or endpoint.end in text:
                 raise ValueError(f"params.stop: {text!r} holds a marker of the thinking; accepted: texts without")
         for name in MINIMUM:
             if self.params.get(name) is not None:
                 _count(f"params.{name}", self.params[name], 0, self.max_tokens)
+
+    def _check_fields(self) -> None:
+        """Raise ValueError for parameters and fields that cannot go with several calls."""
+        for name in ("n", "best_of"):
+            if self.params.get(name) not in (None, 1):
+                raise ValueError(f"params.{name}: {self.params[name]!r} is not accepted: {_ONE_RESPONSE}")
+        for where, fields, refused in (("params", self.params, _REFUSED),
+                                       ("body", self.body, {**_REFUSED, "sampling_params": _OWN})):
+            for name, reason in refused.items():
+                if fields.get(name) is not None:
+                    raise ValueError(f"{where}.{name}: {fields[name]!r} is not accepted: {reason}")
 
     @property
     def min_tokens(self) -> int:
@@ -163,6 +171,7 @@ class Response:
         cached_tokens: how much of the last call's prompt the server had in its prefix cache; None with one call, or if
             the server does not tell.
         calls: how many there were.
+        think: what a server with a budget of its own says about the last call; None if it says nothing.
     """
 
     text: str
@@ -179,3 +188,4 @@ class Response:
     prompt_tokens: int | None
     cached_tokens: int | None
     calls: int
+    think: Mapping[str, Any] | None = None

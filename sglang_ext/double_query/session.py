@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from .request import Endpoint, Query, Response
 from .thinking import Ask, Close, Standing, next_step, split
@@ -41,6 +42,7 @@ class Session:
         self._tells_match = endpoint.api == "generate" or isinstance(self._transcript, IdTranscript)
         self._prompt_tokens: int | None = None
         self._cached_tokens: int | None = None
+        self._think: Mapping[str, Any] | None = None
 
     def next_call(self) -> Call | None:
         """The next call; None if the response is complete. Closes the thinking first where the budget says so."""
@@ -76,6 +78,7 @@ class Session:
             self._prompt_tokens = event.prompt_tokens
         if event.cached_tokens is not None:
             self._cached_tokens = event.cached_tokens
+        self._think = event.think or self._think
         if event.tokens is not None:
             self._tokens = event.tokens
         if event.finish is not None:
@@ -123,6 +126,7 @@ class Session:
             prompt_tokens=self._prompt_tokens,
             cached_tokens=self._cached_tokens if self._calls > 1 else None,
             calls=self._calls,
+            think=self._think,
         )
 
     def _outcome(self) -> Literal["none", "natural", "forced", "open"]:

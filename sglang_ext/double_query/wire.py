@@ -61,6 +61,7 @@ class Event:
     tells_match: bool
     prompt_tokens: int | None
     cached_tokens: int | None
+    think: Mapping[str, Any] | None = None  # what a server with a budget of its own says
 
 
 def body_of(endpoint: Endpoint, query: Query, call: Call, stream: bool) -> dict[str, Any]:
@@ -77,8 +78,9 @@ def body_of(endpoint: Endpoint, query: Query, call: Call, stream: bool) -> dict[
     params = {name: value for name, value in params.items() if value is not None}
     if generate:
         prompt = {"text": call.prompt} if isinstance(call.prompt, str) else {"input_ids": list(call.prompt)}
-        return {**prompt, "sampling_params": params, "stream": stream}
-    body = {**params, "prompt": call.prompt if isinstance(call.prompt, str) else list(call.prompt), "stream": stream}
+        return {**query.body, **prompt, "sampling_params": params, "stream": stream}
+    body = {**query.body, **params, "stream": stream,
+            "prompt": call.prompt if isinstance(call.prompt, str) else list(call.prompt)}
     if endpoint.model is not None:
         body["model"] = endpoint.model
     if not isinstance(call.prompt, str):
@@ -141,7 +143,7 @@ class Reply:
                 ids, self._ids = ids[self._ids :], len(ids)
         reason = meta.get("finish_reason") or {}
         return Event(ids, text, tokens, reason.get("type"), reason.get("matched"), True, meta.get("prompt_tokens"),
-                     meta.get("cached_tokens"))
+                     meta.get("cached_tokens"), meta.get("think"))
 
     def _completions(self, message: Mapping[str, Any]) -> Event:
         usage = message.get("usage") or {}
@@ -150,7 +152,7 @@ class Reply:
         matched = choice.get("matched_stop", choice.get("stop_reason"))
         return Event(choice.get("token_ids"), choice.get("text") or "", usage.get("completion_tokens"),
                      choice.get("finish_reason"), matched, "matched_stop" in choice or "stop_reason" in choice,
-                     usage.get("prompt_tokens"), details.get("cached_tokens"))
+                     usage.get("prompt_tokens"), details.get("cached_tokens"), usage.get("think"))
 
 
 def _status(message: Any, status: int) -> int:

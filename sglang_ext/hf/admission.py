@@ -33,13 +33,14 @@ def build_admission(tokenizer: Any, pair: tuple[str, str] | None, message: str, 
     family = FAMILIES[parser] if parser is not None else None
     markers = find_markers(tokenizer, start, end, family)
     try:
-        limits = Limits(parse({"message": message}, Limits()))
+        parse({"message": message}, Limits())
+        limits = Limits(ThinkBudget(), message=message)
         if markers is None:
             return Admission(limits, None, lambda text: [], "the tokenizer tells no thinking markers; give `markers`")
         automaton = _automaton(tokenizer, markers, tuple(eos_ids), width)
         admission = Admission(limits, automaton, lambda text: encode_exact(tokenizer, automaton.vocabulary, text),
                               family=family or PLAIN)
-        admission.message_ids(limits.default or ThinkBudget())
+        admission.message_ids(ThinkBudget())
     except BudgetError as error:
         raise BudgetError(str(error).replace("think_budget.message", "message")) from None
     return admission
