@@ -1,11 +1,12 @@
-"""The markers that sglang's reasoning parser looks for, and the admission of the served model."""
+"""The family of the server's reasoning parser, and the admission of the served model."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from sglang_ext.budget.admission import Admission
-from sglang_ext.budget.markers import ParserMarkers
+from sglang_ext.budget.families import FAMILIES, Family
 from sglang_ext.budget.service import build, refusing
 from sglang_ext.config import Settings
 
@@ -13,22 +14,50 @@ SPECULATION = ("EAGLE", "EAGLE3", "NEXTN", "FROZEN_KV_MTP", "STANDALONE", "NGRAM
 """Algorithms that verify with `eagle_sample`, and ours."""
 
 
-def parser_markers(tokenizer: Any) -> ParserMarkers | None:
-    """Markers of the server's reasoning parser; None if it has none that are fixed."""
+class UnknownFamilyError(ValueError):
+    """A reasoning parser whose models' way to write thinking is not known."""
+
+
+def served_family(tokenizer: Any) -> Family | None:
+    """The row of the server's reasoning parser; None if none is named.
+
+    Raises:
+        UnknownFamilyError: there is no row, or sglang's parser finds no markers in the tokenizer.
+    """
     from sglang.srt.parser.reasoning_parser import ReasoningParser
     from sglang.srt.runtime_context import get_serving
 
     name = get_serving().reasoning_parser
     if not name or name == "auto":
         return None
+    family = FAMILIES.get(name.lower())
+    if family is None:
+        raise UnknownFamilyError(f"how models of the reasoning parser {name!r} write their thinking is not known; "
+                                 f"known: {', '.join(sorted(FAMILIES))}; of others the markers can be told with "
+                                 "--think-start and --think-end")
+    if not family.found:
+        return family
     try:
         detector = ReasoningParser(name, tokenizer=tokenizer).detector
-    except ValueError:  # a parser that is made for each request from its response template
-        return None
+    except ValueError as error:
+        raise UnknownFamilyError(f"the reasoning parser {name!r} finds no markers: {error}") from None
+    return found(family, detector)
+
+
+def found(family: Family, detector: Any) -> Family:
+    """The row with the markers that sglang's detector found in the tokenizer or its response template.
+
+    Raises:
+        UnknownFamilyError: there are none that are fixed texts.
+    """
+    start, end = detector.think_start_token, detector.think_end_token
+    if not start or not end or start == end:
+        raise UnknownFamilyError("the model's response template has no fixed texts around its thinking")
     tool = getattr(detector, "tool_start_token", None)
-    implicit = ((tool, bool(detector.tool_start_at_line_start)),) if tool else ()
-    start, end = getattr(detector, "think_start_token", None), getattr(detector, "think_end_token", None)
-    return ParserMarkers(start, end, implicit) if start and end else None
+    implicit = tuple(replace(i, marker=tool) for i in family.implicit) if tool else ()
+    content = getattr(detector, "_content_field", None)
+    answer = content.open_literals[0] if content is not None and content.open_literals else family.answer
+    return replace(family, start=start, end=end, implicit=implicit, answer=answer)
 
 
 def build_admission(tokenizer: Any, model_config: Any) -> Admission:
@@ -41,8 +70,13 @@ def build_admission(tokenizer: Any, model_config: Any) -> Admission:
     unsupported = _unsupported()
     if unsupported is not None:
         return refusing(settings, f"the server runs with {unsupported}")
-    parser = parser_markers(tokenizer) if tokenizer is not None and settings.think_start is None else None
-    return build(settings, tokenizer, parser, _eos_ids(tokenizer, model_config), model_config.vocab_size)
+    try:
+        family = served_family(tokenizer) if tokenizer is not None else None
+    except UnknownFamilyError as error:
+        if settings.think_start is None:
+            return refusing(settings, str(error))
+        family = None
+    return build(settings, tokenizer, family, _eos_ids(tokenizer, model_config), model_config.vocab_size)
 
 
 def _unsupported() -> str | None:

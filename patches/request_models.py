@@ -18,6 +18,7 @@ from sglang_ext.budget.service import current
 from sglang_ext.budget.spelling import Off, Wish, read, unwrapped
 from sglang_ext.config import Settings
 
+from .asked import note
 from .budget_fields import with_budget
 from .registry import HookError
 
@@ -159,7 +160,7 @@ def with_checked_budget(request: Any, params: dict[str, Any], templated: bool) -
 
 
 def to_sampling_params(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-    return with_checked_budget(self, original(self, *args, **kwargs), templated=True)
+    return note(self, with_checked_budget(self, original(self, *args, **kwargs), templated=True), parsed=True)
 
 
 def build_sampling_params(original: Callable[..., Any], self: Any, request: Any) -> dict[str, Any]:

@@ -12,12 +12,16 @@ from sglang_ext.budget.kernels.layout import Word
 from sglang_ext.budget import service
 from sglang_ext.budget.admission import Outlook, RequestRow
 from sglang_ext.budget.contract import BudgetError, ThinkBudget
+from sglang_ext.budget.families import Implied
+from sglang_ext.budget.prompt import Request
 from sglang_ext.budget.results import ReasoningCounter
 from sglang_ext.budget.spelling import spellings
 from sglang_ext.budget.stops import Seams
 from sglang_ext.config import SettingsError
 
+from .asked import REQUEST_KEY
 from .launch import READY_KEY, REFUSED
+from .reasoner_grammar import follow
 from .reasoning_parser import build_admission
 from .registry import check_applied
 from .speculation import UAG_KEY, result_of
@@ -28,8 +32,9 @@ from .usage import RESULT_KEY, Report
 class Thinking:
     """A request's budget and, from its first prefill on, its row. Hangs on sglang's `Req` as `think`."""
 
-    def __init__(self, budget: ThinkBudget) -> None:
+    def __init__(self, budget: ThinkBudget, request: Request) -> None:
         self.budget = budget
+        self.request = request
         self.seams = Seams()
         self._row: RequestRow | None = None
         self._announced: tuple[int, int] | None = None  # ids written by the budget so far, tokens taken in by the step
@@ -41,7 +46,10 @@ class Thinking:
             params = req.sampling_params
             grammar = any(getattr(params, name) for name in GRAMMARS)
             self._row = service.current().row(self.budget, req.origin_input_ids, params.max_new_tokens,
-                                              ignore_eos=params.ignore_eos, grammar=grammar)
+                                              ignore_eos=params.ignore_eos, grammar=grammar, request=self.request)
+            automaton = service.current().automaton
+            if grammar and automaton is not None:
+                follow(req.grammar, automaton, self._row.words[Word.AUTO], self.request.tools)
         return self._row
 
     def note(self, words: list[int], length: int) -> None:
@@ -109,7 +117,8 @@ def init_request(original: Callable[..., None], self: Any, *args: Any, **kwargs:
     except BudgetError as error:
         self.think_error = str(error)
     else:
-        self.think = Thinking(budget) if budget is not None else None
+        request = Request.of(custom.get(REQUEST_KEY) if isinstance(custom, dict) else None)
+        self.think = Thinking(budget, request) if budget is not None else None
 
 
 def validate_dllm_request(original: Callable[..., Any], self: Any, req: Any) -> str | None:
@@ -153,7 +162,10 @@ def _reasoning_tokens(req: Any, counter: ReasoningCounter) -> int | None:
     if req.input_embeds is not None or req.beam_group is not None:
         return None
     if getattr(req, "think_count", None) is None:
-        req.think_count = counter.start(req.origin_input_ids)
+        implied = req.require_reasoning and service.current().family.implied is not Implied.NEVER
+        think = getattr(req, "think", None)
+        request = think.request if think is not None else Request(tools=True, implied=implied)
+        req.think_count = counter.start(req.origin_input_ids, request)
     return counter.advance(req.think_count, req.output_ids_through_stop)
 
 

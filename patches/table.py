@@ -13,6 +13,7 @@ from typing import Any
 from . import (
     api_contract,
     cpu_engine,
+    detectors,
     forward_batch,
     launch,
     metrics,
@@ -196,6 +197,29 @@ HOOKS = (
         "entrypoints.anthropic.serving._anthropic_usage_from_openai", usage.anthropic_usage,
         "the one place that the usage of /v1/messages passes",
         "usage, *, include_input, include_output, force_zero_output",
+    ),
+    Hook(
+        "parser.reasoning_parser.ReasoningParser.__init__", detectors.init,
+        "the one place where a response's parser is made, with its request; a detector of our own under another name "
+        "would be asked for by nobody",
+        ("self, model_type, stream_reasoning, force_reasoning, request, tokenizer, tool_call_parser_active, prefix",
+         "self, model_type, stream_reasoning, force_reasoning, request, tokenizer, tool_call_parser_active"),
+    ),
+    Hook(
+        "parser.reasoning_parser.BaseReasoningFormatDetector._detect_and_parse_impl", detectors.detect_and_parse,
+        "what every tag parser takes a whole response apart with: one notion of thinking for budget and parser",
+        "self, text",
+    ),
+    Hook(
+        "parser.reasoning_parser.BaseReasoningFormatDetector._parse_streaming_increment_impl",
+        detectors.parse_streaming_increment,
+        "the same for a stream",
+        "self, new_text",
+    ),
+    Hook(
+        "parser.reasoning_parser.BaseReasoningFormatDetector.finish", detectors.finish,
+        "the same for what waits at a stream's end",
+        "self",
     ),
     Hook(
         "managers.tokenizer_manager.TokenizerManager.init_metric_collector_watchdog",

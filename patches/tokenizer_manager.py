@@ -6,6 +6,7 @@ HTTP, the OpenAI and Anthropic endpoints, `Engine` and the gRPC bridge all pass 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,7 @@ from sglang_ext.budget import service
 from sglang_ext.budget.contract import BudgetError
 from sglang_ext.budget.spelling import Off, Wish, in_parameters, read
 
+from .asked import ASKED, REQUEST_KEY, Asked
 from .budget_fields import has_switch, settled, with_budget
 from .reasoning_parser import build_admission
 
@@ -83,6 +85,7 @@ def create_tokenized_object(original: Callable[..., Any], self: Any, obj: Any, i
     params = getattr(obj, "sampling_params", None)
     if hasattr(obj, "max_thinking_tokens") and isinstance(params, dict):
         merged = {**(self.preferred_sampling_params or {}), **params}
+        asked: Asked = merged.pop(ASKED, None) or Asked()
         given = in_parameters(merged)
         if obj.max_thinking_tokens is not None:
             given.append(("max_thinking_tokens", obj.max_thinking_tokens))
@@ -94,6 +97,12 @@ def create_tokenized_object(original: Callable[..., Any], self: Any, obj: Any, i
             _check_combination(obj, merged, input_ids or [])
         obj.sampling_params = with_budget(merged, budget.to_dict() if budget is not None else None,
                                           keep_names=bool(obj.custom_logit_processor))
+        if budget is not None:
+            grammar = any(merged.get(name) for name in GRAMMARS)
+            request = asked.settle(bool(obj.require_reasoning), grammar, input_ids or [])
+            obj.sampling_params["custom_params"][REQUEST_KEY] = asdict(request)
+            if grammar and asked.start is not None and asked.start.closed:
+                obj.require_reasoning = False  # the end that the grammar would wait for stands in the prompt
     return original(self, obj, input_text, input_ids, *args, **kwargs)
 
 

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import os
 import random
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
+from block_scanner import Delimiters
 from hypothesis import strategies as st
 from sglang_ext.budget.kernels import BudgetState, Flag, Outcome, Tables, Word, device
 from sglang_ext.budget.kernels import reference as ref
 from sglang_ext.budget.kernels.layout import INSIDE, NO_LIMIT, NOT_FORCING, PROGRAM_END, WORDS
 
 from sglang_ext.budget.automaton import Automaton, ImplicitEnd, Markers, Vocabulary
+from sglang_ext.budget.families import FAMILIES as TABLE
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 SCALE = float(os.environ.get("BUDGET_TEST_SCALE", "1"))
@@ -36,7 +39,51 @@ FAMILIES = {
     "line break inside": Markers(b"\n<t", b"\n</t", b"\n"),
     "one byte": Markers(b"s", b"e", b""),
     "characters": Markers("⟨é".encode(), "é⟩".encode(), b"\n", (ImplicitEnd("⟩😀".encode()),)),
+    "calls with a head": Markers(b"<t>", b"</t>", b"\n", (ImplicitEnd(b"<c>", heads=(b"{", b"<f")),)),
+    "calls with a name": Markers(b"<t>", b"</t>", b"", (ImplicitEnd(b"<c>", heads=(b"<a",), name=True),)),
+    "shared end": Markers(b"<t>", b"|", b"<s>", anywhere=True, shared_end=True),
+    "a header for the answer": Markers(b"<t>", b"</t>", b"<a>"),
+    "label": Markers(b"<t>", b"</t>", b"", label=b"tt\n", anywhere=True),
+    "goes on behind a call": Markers(b"<t>", b"</t>", b"", (ImplicitEnd(b"<c", until=b"c>"),)),
 }
+ROWS = {name: pairs[0] for name, row in TABLE.items() if row.start
+        for pairs in [Markers.of(row, "\n" if row.answer is None else "")]}
+DISTINCT = {markers: name for name, markers in reversed(ROWS.items())}
+FAMILIES |= {name: markers for markers, name in DISTINCT.items()}
+"""Made up, and the rows of the table that differ as bytes."""
+CONTROL = re.compile(r"<[|][^<>]*[|]?>|\[/?[A-Z]+\]|<[a-z]+\|>|◁/?think▷|</?[a-z:]*think[a-z_]*>|<\w*\|[a-z_]+>")
+"""What is one id in a vocabulary with control tokens, in the rows of the table."""
+
+
+def texts_of(m: Markers) -> list[bytes]:
+    """All texts that markers look for."""
+    headers = [p.encode() for o in m.openings for p in o.parts if isinstance(p, str)]
+    calls = [p for i in m.implicit for p in (*i.patterns, i.until) if p]
+    return [m.start, m.end, *headers, *calls, *(t for t in (m.label, m.line_break) if t)]
+
+
+def row_vocabulary(m: Markers, special: bool) -> Vocabulary:
+    """A vocabulary of a row of the table: control tokens as ids of their own, or bytes alone."""
+    texts = texts_of(m)
+    found = {c for t in texts for c in CONTROL.findall(t.decode())} if special else set()
+    control = sorted({"<|turn|>", *found})
+    alphabet = sorted({b for t in texts for b in t} | {0x0A, 0x20, 0x78, 0xC3, 0xA9, 0xC2, 0xA0, 0xF0, 0x9F})
+    pieces = [b"", b"<eos>", *(c.encode() for c in control), *(bytes([b]) for b in alphabet),
+              *(t for t in texts if 1 < len(t) < 9), b"x\n", m.end + b"\n", m.end[-1:] + b"\n" + m.start[:2],
+              "é".encode(), "\u00a0".encode(), b"to=", b" \t"]
+    at = {piece: i for i, piece in reversed(list(enumerate(pieces)))}
+
+    def ids(text: bytes) -> tuple[int, ...]:
+        parts = re.split(f"({CONTROL.pattern})", text.decode()) if special else [text.decode()]
+        return tuple(i for part in parts for i in (
+            [at[part.encode()]] if special and CONTROL.fullmatch(part) else [at[bytes([b])] for b in part.encode()]))
+
+    marks = {at[c.encode()] for c in control}
+    inside = marks & {i for text in (m.start, m.end, *texts) for i in ids(text)}
+    single = ids(m.start)
+    return Vocabulary(pieces, single[0] if len(single) == 1 else None, ids(m.end), ids(m.line_break), (1,),
+                      frozenset(marks - inside), frozenset(inside), None,
+                      {text: ids(text) for text in texts})
 
 
 @lru_cache(maxsize=64)
@@ -44,8 +91,9 @@ def lifted(family: str, vocab: int, special: bool) -> Automaton:
     """An automaton over `vocab` ids, with the markers as ids of their own or written in pieces."""
     rng = random.Random(f"{family} {vocab} {special}")
     m = FAMILIES[family]
-    alphabet = sorted({*m.start, *m.end, *m.line_break, *(b for i in m.implicit for b in i.marker), 0x0A, 0xC3, 0xE2,
-                       0xF0, 0x9F})
+    if family in TABLE:
+        return Automaton(m, row_vocabulary(m, special))
+    alphabet = sorted({*(b for text in texts_of(m) for b in text), 0x0A, 0x20, 0xC3, 0xE2, 0xF0, 0x9F})
     pieces = [b"", b"<eos>", *([m.start, m.end] if special else []), *(bytes([b]) for b in alphabet)]
     pieces += [m.end + m.start, m.end + b"\n" + m.start + b"x", m.start + m.end, m.end[:-1], b"x" + m.end[:1],
                m.end[1:], m.end[-1:] + b"\n", m.start[:-1], m.start[-1:] + b"x", b"\n" + m.start, b"x\n", b""]
@@ -55,7 +103,22 @@ def lifted(family: str, vocab: int, special: bool) -> Automaton:
     by_byte = {p: i for i, p in reversed(list(enumerate(pieces))) if len(p) == 1}
     spelled = [by_byte[bytes([b])] for b in m.end]
     return Automaton(m, Vocabulary(pieces, 2 if special else None, (3,) if special else tuple(spelled),
-                                   tuple(by_byte[bytes([b])] for b in m.line_break), (1,)))
+                                   tuple(by_byte[bytes([b])] for b in m.line_break), (1,),
+                                   header_ids=frozenset({2} if special else ())))
+
+
+def delimiters(family: str, a: Automaton) -> Delimiters:
+    """The same rules for the oracle."""
+    m, v = FAMILIES[family], a.vocabulary
+    control = v.control_ids | (v.header_ids if m.anywhere else frozenset())
+    return Delimiters(m.start, m.end, v.pieces, v.eos_ids, m.implicit, [(o.parts, o.call) for o in m.openings], control,
+                      m.line_break, m.label, m.shared_end, everywhere(family, a))
+
+
+def everywhere(family: str, a: Automaton) -> bool:
+    """Whether an opening may begin at any byte, as no control token begins it."""
+    m, v = FAMILIES[family], a.vocabulary
+    return m.anywhere and not any(v.pieces[i] and m.start.startswith(v.pieces[i]) for i in v.turn_ids)
 
 
 @dataclass
@@ -108,7 +171,7 @@ def make_case(family: str, vocab: int, special: bool, batch: int, dtype: torch.d
               where: str) -> Case:
     a, rng = lifted(family, vocab, special), random.Random(seed)
     slots = batch + rng.randint(0, 9)
-    state = BudgetState.allocate(slots, a.program, MESSAGE + len(a.vocabulary.end_ids) + 2 + 1, "cpu")
+    state = BudgetState.allocate(slots, a.program, MESSAGE + len(a.program), "cpu")
     rows = rng.sample(range(slots), batch)
     idle = [rng.random() < 0.1 for _ in rows]
     for slot in range(slots):
@@ -117,7 +180,8 @@ def make_case(family: str, vocab: int, special: bool, batch: int, dtype: torch.d
     state = BudgetState(state.words.to(where), state.program.to(where), state.shared, state.stride)
     index = torch.tensor([-1 if i else r for r, i in zip(rows, idle, strict=True)],
                          dtype=rng.choice([torch.int32, torch.int64]))
-    return Case(a, Tables.from_host(a, where), state, index.to(where), words, program, rng, dtype, vocab + padding)
+    return Case(a, Tables.from_host(a, where), state, index.to(where), words, program, rng, dtype,
+                max(vocab, len(a.token_class)) + padding)
 
 
 def random_row(a: Automaton, state: BudgetState, slot: int, rng: random.Random) -> list[int]:

@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from block_scanner import Delimiters
 from budget_oracle import Rules, View, replay, take
 from scripted_model import EOS, TURN, Scripts, byte_level
 from transformers import AutoTokenizer
@@ -92,9 +93,10 @@ class Exact:
         last = max(0, ask.max_new - reserve - len(end) - len(message)) if reserve else float("inf")
         most = min(float("inf") if most < 0 else most, last)
         grace = most - wish.grace_tokens if wish.grace_tokens and most < float("inf") else float("inf")
-        return Rules(b"<think>", b"</think>", (), self.pieces, None, end, (), [self.id_of(EOS)], opened, most,
-                     int(min(wish.min_tokens, most)), grace, last, message,
-                     most < float("inf") or wish.min_tokens > 0)
+        control = frozenset(self.id_of(piece) for piece in (TURN, EOS))
+        delimiters = Delimiters(b"<think>", b"</think>", self.pieces, [self.id_of(EOS)], control=control)
+        return Rules(delimiters, end, (), "inside" if opened else "outside", most, int(min(wish.min_tokens, most)),
+                     grace, last, message, most < float("inf") or wish.min_tokens > 0)
 
 
 def watch(monkeypatch: Any, exact: Exact) -> None:

@@ -36,11 +36,13 @@ class Scripts:
         sequences: each piece is followed by the next; a piece that occurs twice keeps its first successor.
         special: pieces that are special tokens.
         added: pieces that are added tokens but not special, as Qwen3's markers are: decoding shows them.
+        eos: ends a response.
     """
 
     sequences: Sequence[Sequence[str]]
     special: Sequence[str] = ()
     added: Sequence[str] = ()
+    eos: str = EOS
 
 
 def build_scripted_model(folder: Path, scripts: Scripts, template: str | None = None) -> Path:
@@ -54,10 +56,10 @@ def build_scripted_model(folder: Path, scripts: Scripts, template: str | None = 
         "vocab_size": HIDDEN, "hidden_size": HIDDEN, "intermediate_size": 64, "num_hidden_layers": 1,
         "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 2048,
         "rope_theta": 10000.0, "rms_norm_eps": 1e-6, "hidden_act": "silu", "tie_word_embeddings": False,
-        "eos_token_id": vocabulary[EOS], "bos_token_id": None,
+        "eos_token_id": vocabulary[scripts.eos], "bos_token_id": None,
     }
     (folder / "config.json").write_text(json.dumps(config))
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": EOS, "model_max_length": 2048}
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": scripts.eos, "model_max_length": 2048}
     if template is not None:
         settings["chat_template"] = template
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
@@ -70,18 +72,18 @@ def _tokenizer(scripts: Scripts) -> Tokenizer:
     for merge in MERGES:
         vocabulary.setdefault(merge.replace(" ", ""), len(vocabulary))
     for piece in (p for sequence in scripts.sequences for p in sequence):
-        if piece not in (EOS, TURN, *scripts.special, *scripts.added):
+        if piece not in (scripts.eos, TURN, *scripts.special, *scripts.added):
             vocabulary.setdefault(byte_level(piece), len(vocabulary))
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[tuple(m.split(" ")) for m in MERGES]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(t, normalized=False) for t in (EOS, TURN, *scripts.special)])
+    tokenizer.add_special_tokens([AddedToken(t, normalized=False) for t in (scripts.eos, TURN, *scripts.special)])
     tokenizer.add_tokens([AddedToken(t, normalized=False, special=False) for t in scripts.added])
     return tokenizer
 
 
 def _write_weights(folder: Path, vocabulary: Mapping[str, int], scripts: Scripts) -> None:
-    successor = {i: vocabulary[EOS] for i in range(HIDDEN)}
+    successor = {i: vocabulary[scripts.eos] for i in range(HIDDEN)}
     known: set[int] = set()
     for sequence in scripts.sequences:
         ids = [vocabulary[p] if p in vocabulary else vocabulary[byte_level(p)] for p in sequence]

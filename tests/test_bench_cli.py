@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -17,6 +18,7 @@ from bench_peer import delta, peer, stop
 from sglang_ext.bench import processor
 from sglang_ext.bench.__main__ import main
 from sglang_ext.bench.servers import undisturbed
+from sglang_ext.budget.spelling import read
 from sglang_ext.demo.reasoner import reasoner
 
 SECONDS = 240
@@ -76,7 +78,13 @@ def test_a_report_needs_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_a_key_is_sent_but_not_written(tmp_path: Path) -> None:
-    with peer(lambda body: (200, [delta(content="3"), stop()])) as server:
+    def answer(body: dict[str, Any]) -> tuple[int, list[dict[str, Any]]]:
+        ((_, budget),) = read(body).budgets
+        think = {"budget": budget, "tokens": 0, "forced_tokens": 0, "outcome": "none"}
+        usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2, "think": think}
+        return 200, [delta(content="3"), stop(), {"choices": [], "usage": usage}]
+
+    with peer(answer) as server:
         argv = ["budget", "--url", server.url, "--api-key", "sesame", "--budgets", "4", "--requests", "3",
                 "--concurrency", "2", "--out", str(tmp_path / "out")]
         assert main(argv) == 0

@@ -21,7 +21,7 @@ from triton.compiler import ASTSource
 
 TARGETS = {"sm_80": GPUTarget("cuda", 80, 32), "sm_90": GPUTarget("cuda", 90, 32),
            "gfx942": GPUTarget("hip", "gfx942", 64)}
-TABLES = Operands(*["*i32"] * 8, *["i32"] * 3)
+TABLES = Operands(*["*i32"] * 9, *["i32"] * 3)
 STATE = StateOperands("*i32", "*i32")
 LOST = -(2.0**100)
 KERNELS = ("mask", "advance", "walk chain", "walk tree", "commit chain", "commit tree")

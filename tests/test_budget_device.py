@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -50,7 +51,7 @@ def test_a_step_neither_synchronises_nor_allocates(launches: dict[str, Launches]
     with FakeTensorMode(allow_non_fake_inputs=False):
         state = BudgetState(torch.empty(9, WORDS, dtype=torch.int32, device="cuda"),
                             torch.empty(99, dtype=torch.int32, device="cuda"), 4, 8)
-        columns = ("token_class", "step", "end_cursor", "ban_start", "ban_ids", "cut_start", "cut_ids", "eos_ids")
+        columns = [field.name for field in fields(Tables)]
         tables = Tables(*(torch.empty(len(getattr(a, c)), dtype=torch.int32, device="cuda") for c in columns))
         rows = torch.empty(n, dtype=torch.int64, device="cuda")
         tokens = torch.empty(n, k + 1, dtype=torch.int64, device="cuda")

@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 import torch
-from budget_cases import DEVICES, FAMILIES, INTERPRETED, MESSAGE, SCALE, lifted
+from budget_cases import DEVICES, FAMILIES, INTERPRETED, MESSAGE, SCALE, delimiters, lifted, texts_of
 from budget_oracle import Rules, View, replay
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -14,11 +14,13 @@ from sglang_ext.budget.kernels import BudgetState, Flag, Outcome, Tables, Word, 
 from sglang_ext.budget.kernels import reference as ref
 from sglang_ext.budget.kernels.layout import INSIDE, NO_LIMIT, NOT_FORCING, PROGRAM_END, WORDS
 
-from sglang_ext.budget.automaton import Automaton
+from sglang_ext.budget.automaton import Automaton, Vocabulary
 
 NAMES = {Outcome.NONE: "none", Outcome.NATURAL: "natural", Outcome.GRACE: "grace", Outcome.FORCED: "forced",
          Outcome.EOS: "eos", Outcome.IMPLICIT: "implicit", Outcome.OPEN: "open"}
 VOCAB, STEPS, ROWS = 48, 16, 3
+BEGINNINGS = ("outside", "inside", "inside", "pending")
+"""How a response starts; thinking is implied for no family whose start marker begins with white space."""
 common = settings(max_examples=int((6 if INTERPRETED else 120) * SCALE), deadline=None, derandomize=SCALE <= 1,
                   suppress_health_check=list(HealthCheck))
 
@@ -28,7 +30,8 @@ class Session:
 
     def __init__(self, family: str, special: bool, seed: int) -> None:
         self.rng, self.a = random.Random(seed), lifted(family, VOCAB, special)
-        state = BudgetState.allocate(ROWS + 2, self.a.program, MESSAGE + len(self.a.vocabulary.end_ids) + 4, "cpu")
+        self.vocab = len(self.a.vocabulary.pieces)
+        state = BudgetState.allocate(ROWS + 2, self.a.program, MESSAGE + len(self.a.program), "cpu")
         slots = self.rng.sample(range(ROWS + 2), ROWS)
         self.rules = [admit(family, self.a, state, slot, self.rng) for slot in slots]
         self.state = BudgetState(state.words.to(DEVICES[0]), state.program.to(DEVICES[0]), state.shared, state.stride)
@@ -57,30 +60,48 @@ class Session:
 
 
 def script(family: str, a: Automaton, rng: random.Random) -> list[int]:
-    """What a request would like to write: pieces of markers, byte by byte, among other ids."""
-    m, ids = FAMILIES[family], []
+    """What a request would like to write: pieces of markers, among other ids."""
+    m, v, ids = FAMILIES[family], a.vocabulary, []
+    wholes = [m.start, m.end, m.start + m.label, m.end + m.start, b"\n", b"", b" ", *texts_of(m)]
+    headers = [b"".join(p.encode() if isinstance(p, str) else rng.choice([b"", b"x"]) for p in o.parts)
+               for o in m.openings]
+    control = [i for i in v.turn_ids if v.pieces[i]]
     while len(ids) < 20 * STEPS:
-        whole = rng.choice([m.start, m.end, b"\n", b"", *(i.marker for i in m.implicit)])
+        whole = rng.choice([*wholes, *headers])
         text = whole[: rng.randint(0, len(whole))] if rng.random() < 0.3 else whole
-        ids += [a.vocabulary.pieces.index(bytes([b])) for b in text] or [rng.randrange(24)]
+        ids += written(text, v, rng) or [rng.choice(control) if control and rng.random() < 0.4 else rng.randrange(24)]
+    return ids
+
+
+def written(text: bytes, v: Vocabulary, rng: random.Random) -> list[int]:
+    """Ids that write a text, as long ones as there are, or as short ones."""
+    longest, ids = rng.random() < 0.7, list[int]()
+    while text:
+        fitting = [i for i, piece in enumerate(v.pieces) if piece and text.startswith(piece)]
+        size = (max if longest else min)(len(v.pieces[i]) for i in fitting)
+        ids.append(rng.choice([i for i in fitting if len(v.pieces[i]) == size]))
+        text = text[size:]
     return ids
 
 
 def admit(family: str, a: Automaton, state: BudgetState, slot: int, rng: random.Random) -> Rules:
     """Draw a request's limits; write its row the way an engine admits it."""
-    m, v = FAMILIES[family], a.vocabulary
+    v = a.vocabulary
     most = rng.choice([0, 1, 3, 6, NO_LIMIT])
-    rules = Rules(m.start, m.end, m.implicit, v.pieces, v.start_id, v.end_ids, v.break_ids, v.eos_ids,
-                  rng.random() < 0.6, most, rng.randint(0, min(most, 4)), rng.choice([NO_LIMIT, max(0, most - 3)]),
+    label = [v.spell(a.markers.label[k:]) for k in range(len(a.markers.label))]
+    rules = Rules(delimiters(family, a), v.end_ids, v.break_ids,
+                  rng.choice(BEGINNINGS[: 3 + (not a.markers.start[:1].isspace())]), most,
+                  rng.randint(0, min(most, 4)), rng.choice([NO_LIMIT, max(0, most - 3)]),
                   rng.choice([NO_LIMIT, NO_LIMIT, 0, 2, 5, 9]),
-                  rng.choices(range(4, VOCAB), k=rng.randint(0, MESSAGE)), rng.random() < 0.8, rng.random() < 0.8)
+                  rng.choices(range(len(v.pieces) - 24, len(v.pieces)), k=rng.randint(0, MESSAGE)), rng.random() < 0.8,
+                  rng.random() < 0.8, label)
     start = state.program_start(slot)
     sequence = [*rules.message, *rules.end_ids, *rules.break_ids, PROGRAM_END]
     state.program[start : start + len(sequence)] = torch.tensor(sequence, dtype=torch.int32)
-    auto = int(a.bytewise.words[a.bytewise.block_start]) if rules.open_at_start else a.response_start
+    words = {"outside": a.start_word, "inside": a.block_word, "pending": a.implied_word}
     row = [0] * WORDS
-    row[Word.AUTO], row[Word.CURSOR], row[Word.WALL] = auto, NOT_FORCING, start
-    row[Word.OUTCOME] = Outcome.OPEN if rules.open_at_start else Outcome.NONE
+    row[Word.AUTO], row[Word.CURSOR], row[Word.WALL] = words[rules.begin](), NOT_FORCING, start
+    row[Word.OUTCOME] = Outcome.OPEN if rules.begin == "inside" else Outcome.NONE
     row[Word.FLAGS] = (Flag.ACTIVE | (Flag.EOS_CLOSES if rules.eos_closes else 0)
                        | (0 if rules.line_break else Flag.NO_BREAK))
     row[Word.MAX], row[Word.MIN], row[Word.GRACE] = most, rules.least, int(rules.grace)
@@ -97,7 +118,7 @@ sessions = st.builds(Session, st.sampled_from(sorted(FAMILIES)), st.booleans(), 
 @given(sessions)
 def test_decoding(s: Session) -> None:
     for _ in range(STEPS):
-        logits = torch.zeros(ROWS, VOCAB, device=s.rows.device)
+        logits = torch.zeros(ROWS, s.vocab, device=s.rows.device)
         mask_logits(logits, s.rows, s.state, s.tables)
         for i, (row, history) in enumerate(zip(logits.cpu(), s.sampled, strict=True)):
             s.check_mask(row, replay(s.rules[i], history))
@@ -126,7 +147,7 @@ def verify(s: Session, width: int, parents: list[list[int]], draft: list[list[in
            tree: bool) -> None:
     foresee(s, parents, draft)
     above = torch.tensor(parents, dtype=torch.int32, device=s.rows.device) if tree else None
-    logits = torch.zeros(ROWS * width, VOCAB, device=s.rows.device)
+    logits = torch.zeros(ROWS * width, s.vocab, device=s.rows.device)
     walk(logits, torch.tensor(draft, device=s.rows.device), above, s.rows, nodes, s.state, s.tables)
     sampled, last = torch.zeros(ROWS, width, dtype=torch.int64), torch.zeros(ROWS, dtype=torch.int64)
     for i, rows in enumerate(logits.cpu().view(ROWS, width, -1)):

@@ -105,13 +105,9 @@ def drive(session: Session, server: FakeServer) -> tuple[list[str], Response]:
     return said, session.response()
 
 
-def open_after(pieces: Sequence[bytes], opened: bool, start_is_one: bool) -> bool:
+def open_after(pieces: Sequence[bytes], opened: bool) -> bool:
     """Whether a block is open after these pieces, looked up from the beginning."""
     data, inside, at = b"".join(pieces), opened, 0
-    starts = [0]
-    for piece in pieces:
-        starts.append(starts[-1] + len(piece))
-    whole = {offset for offset, piece in zip(starts, pieces, strict=False) if piece == START}
     while True:
         if inside:
             found = data.find(END, at)
@@ -119,19 +115,21 @@ def open_after(pieces: Sequence[bytes], opened: bool, start_is_one: bool) -> boo
                 return True
             at, inside = found + len(END), False
         else:
-            places = [m.start() for m in re.finditer(rb"^<think>", data, re.MULTILINE)]
-            places = [p for p in places if p >= at and (p in whole or not start_is_one)]
+            ends = [m.end() for m in re.finditer(b"</think>", data[at:])]
+            bases = [at, *(at + end for end in ends)] if at or not opened else [at + end for end in ends]
+            places = [m.start() for m in re.finditer(b"<think>", data) if m.start() >= at]
+            places = [p for p in places if data[:p].endswith(b"\n") or any(
+                b <= p and not data[b:p].strip() for b in bases)]
             if not places:
                 return False
             at, inside = places[0] + len(START), True
 
 
-def own_tokens(pieces: Sequence[bytes], opened: bool, start_is_one: bool, budget: int,
-               most: int) -> tuple[int, int, bool]:
+def own_tokens(pieces: Sequence[bytes], opened: bool, budget: int, most: int) -> tuple[int, int, bool]:
     """How many tokens a model writes before the wall, how many of them are thinking, and whether the wall is met."""
     used = 0
     for n in range(min(most, len(pieces))):
-        inside = open_after(pieces[:n], opened, start_is_one)
+        inside = open_after(pieces[:n], opened)
         if inside and used == budget:
             return n, used, True
         used += inside
@@ -152,8 +150,8 @@ def test_every_script_is_cut_where_a_rescan_cuts_it(tokenizer: Any, special_toke
     said, response = drive(Session(endpoint, Query(prompt, budget, most, "M")), server)
 
     pieces = [*(s.encode() for s in script), b""]
-    n, used, wall = own_tokens(pieces, opened, special, budget, most)
-    used -= n == len(free) and open_after(pieces, opened, special)  # EOS is no thought
+    n, used, wall = own_tokens(pieces, opened, budget, most)
+    used -= n == len(free) and open_after(pieces, opened)  # EOS is no thought
     own, forced = free[:n], list(response.token_ids or ())[n:]
     assert response.token_ids is not None
     assert list(response.token_ids[:n]) == own
@@ -167,12 +165,12 @@ def test_every_script_is_cut_where_a_rescan_cuts_it(tokenizer: Any, special_toke
         assert response.text.endswith(answered)
         closing = response.text.removesuffix(answered).encode()[len(written) :]
         half = 0 if special else next((k for k in range(7, 0, -1) if written.endswith(END[:k])
-                                       and open_after([written[:-k]], opened, special)), 0)
+                                       and open_after([written[:-k]], opened)), 0)
         assert closing == (END[half:] if half else b"M" + END) + b"\n\n"
     else:
         assert not forced
         assert response.outcome in ("open", "natural", "none")
-        assert (response.outcome == "open") == open_after(pieces[:n], opened, special)
+        assert (response.outcome == "open") == open_after(pieces[:n], opened)
 
 
 @given(budget=st.integers(-1, 50), left=st.integers(-3, 50), used=st.integers(0, 50), opened=st.booleans(),

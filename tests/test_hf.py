@@ -53,7 +53,8 @@ def random_writer(scripted_model: Path) -> Writer:
 
 def test_a_batch_of_budgets(writer: Writer) -> None:
     """Rows that loop, end by themselves, run into their wall inside the marker, are cut, and have no budget."""
-    inputs = writer.inputs((OPEN, "loop"), (OPEN, "P1"), (OPEN, "P1"), ("longer " + OPEN, "loop"), (OPEN, "loop"))
+    inputs = writer.inputs((OPEN, "loop"), (OPEN, "P1"), (OPEN, "P1"), (TURN + "longer " + TURN + OPEN, "loop"),
+                           (OPEN, "loop"))
     got, results = writer.ask(inputs, [2, 6, 4, -1, None], max_new_tokens=12)
     assert got[0][:5] == ["lo", "loo", "</", "think", ">"]
     assert got[1] == ["one", "two", "three", "</", "think", ">", "\n\n", "answer", EOS]

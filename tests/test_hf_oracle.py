@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 import torch
-from budget_cases import FAMILIES, SCALE, lifted
+from budget_cases import FAMILIES, SCALE, TABLE, delimiters, lifted
 from budget_oracle import Rules, View, replay
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -57,9 +57,9 @@ class Session:
             message = "\n" * rng.randint(0, 2)
             budgets.append({"max_tokens": most, "min_tokens": least, "grace_tokens": grace, "message": message})
             self.rules.append(Rules(
-                markers.start, markers.end, markers.implicit, v.pieces, v.start_id, v.end_ids, v.break_ids, v.eos_ids,
-                opened, limit, least, limit - grace if grace else NO_LIMIT,
-                message=v.spell(message.encode()), eos_closes=most >= 0 or least > 0))
+                delimiters(family, self.a), v.end_ids, v.break_ids, "inside" if opened else "outside", limit, least,
+                limit - grace if grace else NO_LIMIT, message=v.spell(message.encode()),
+                eos_closes=most >= 0 or least > 0))
             prompts.append(self.spelled(markers.start) if opened else [])
         longest = max(map(len, prompts)) + 1
         ids = torch.tensor([[PAD] * (longest - len(p)) + p for p in prompts])
@@ -110,7 +110,8 @@ def check(session: Session, sequences: torch.Tensor) -> None:
         assert (result["tokens"], result["forced_tokens"], result["outcome"]) == (view.used, view.forced, view.outcome)
 
 
-families, seeds = st.sampled_from(sorted(set(FAMILIES))), st.integers(0, 2**32)
+MADE_UP = sorted(set(FAMILIES) - set(TABLE) - {"label"})
+families, seeds = st.sampled_from(MADE_UP), st.integers(0, 2**32)
 
 
 @common

@@ -17,6 +17,7 @@ from told_model import think
 from sglang_ext.budget.admission import Admission
 from sglang_ext.budget.automaton import Automaton, Markers, Vocabulary
 from sglang_ext.budget.contract import Limits
+from sglang_ext.budget.prompt import Request
 from sglang_ext.budget.results import ReasoningCounter, ReasoningTokens, advertised
 
 PIECES = [b"a", b"\n", b"<t>", b"</t>", b"</", b"t", b">", b">\n", b"<|end|>"]
@@ -26,7 +27,7 @@ AUTOMATON = Automaton(Markers(b"<t>", b"</t>", b"\n"), Vocabulary(PIECES, 2, (3,
 
 def counted(prompt: list[int], output: list[int]) -> int:
     counter = ReasoningCounter(AUTOMATON)
-    return counter.advance(counter.start(prompt), output)
+    return counter.advance(counter.start(prompt, Request()), output)
 
 
 def test_a_token_is_thinking_if_a_block_is_open_before_it() -> None:
@@ -40,7 +41,7 @@ def test_a_token_is_thinking_if_a_block_is_open_before_it() -> None:
 @given(st.lists(st.integers(-1, END + 3), max_size=40), st.lists(st.integers(0, 40), max_size=6))
 def test_counting_in_parts_is_counting_at_once(output: list[int], cuts: list[int]) -> None:
     counter = ReasoningCounter(AUTOMATON)
-    count = counter.start([2])
+    count = counter.start([2], Request())
     for cut in sorted(cuts):
         counter.advance(count, output[:cut])
     assert counter.advance(count, output) == counted([2], output)

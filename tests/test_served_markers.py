@@ -87,7 +87,10 @@ def test_end_of_sequence_without_a_budget_ends_the_response(pieces: Script) -> N
     (TURN + "stop at </think>" + TURN + "<think>", True),
     (TURN + "<think>" + TURN + "answer", False),
     (TURN + "q" + TURN + "<think>\nold\n</think>\n\n", False),
-    ("<think>a</think>b<think>c", True),
+    ("<think>a</think>b<think>c", False),
+    ("<think>a</think>b\n<think>c", True),
+    (TURN + "<think>a</think> <think>c", True),
+    ("a <think>b", False),
 ])
 def test_only_what_follows_the_last_turn_opens_a_block(pieces: Script, prompt: str, opened: bool) -> None:
     got, think = pieces.ask(prompt, "loop", 2, new=8)

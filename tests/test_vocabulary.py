@@ -16,14 +16,16 @@ from sglang_ext.budget.kernels.reference import advance_row
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from sglang_ext.budget.admission import Admission, prompt_word
+from sglang_ext.budget.admission import Admission
 from sglang_ext.budget.automaton import Automaton
 from sglang_ext.budget.contract import BudgetError, Limits, ThinkBudget
-from sglang_ext.budget.markers import ParserMarkers, encode_exact, find_markers, vocabulary_of
+from sglang_ext.budget.families import FAMILIES
+from sglang_ext.budget.markers import encode_exact, find_markers, vocabulary_of
+from sglang_ext.budget.prompt import Request, start_of
 from sglang_ext.demo.smollm2 import smollm2
 from sglang_ext.vocab import token_bytes
 
-QWEN3 = ParserMarkers("<think>", "</think>", (("<tool_call>", False),))
+QWEN3 = FAMILIES["qwen3"]
 TEXTS = ["Hello, world", "  two  spaces\n\n\ttab", "naïve café", "日本語テキスト", "Привет",
          "🤷🏽‍♀️ emoji", "x1234567890"]
 
@@ -105,14 +107,14 @@ def test_markers_among_added_tokens(added: list[str], expected: tuple[bytes, byt
     tokenizer = byte_level_trained()
     tokenizer.add_tokens([AddedToken(t, normalized=False) for t in added])
     markers = find_markers(tokenizer, None, None, None)
-    assert (None if markers is None else (markers.start, markers.end)) == expected
+    assert (None if markers is None else (markers[0].start, markers[0].end)) == expected
 
 
 def test_markers_order_of_sources() -> None:
     tokenizer = byte_level_trained()
     tokenizer.add_tokens(["[THINK]", "[/THINK]"])
-    assert find_markers(tokenizer, "<a>", "</a>", QWEN3).start == b"<a>"  # type: ignore[union-attr]
-    assert find_markers(tokenizer, None, None, QWEN3).start == b"<think>"  # type: ignore[union-attr]
+    assert find_markers(tokenizer, "<a>", "</a>", QWEN3)[0].start == b"<a>"  # type: ignore[index]
+    assert find_markers(tokenizer, None, None, QWEN3)[0].start == b"<think>"  # type: ignore[index]
     with pytest.raises(ValueError, match="together"):
         find_markers(tokenizer, "<a>", None, None)
 
@@ -126,7 +128,7 @@ def test_markers_order_of_sources() -> None:
 def test_line_break_of_the_template(template: str | None, expected: bytes) -> None:
     tokenizer = byte_level_trained()
     tokenizer.chat_template = template
-    assert find_markers(tokenizer, None, None, QWEN3).line_break == expected  # type: ignore[union-attr]
+    assert find_markers(tokenizer, None, None, QWEN3)[0].line_break == expected  # type: ignore[index]
 
 
 def test_text_is_spelled_exactly_where_a_tokenizer_would_put_a_space_before_it() -> None:
@@ -191,21 +193,21 @@ def test_unknown_markers_refuse_limits_only() -> None:
 
 
 @pytest.mark.parametrize(("prompt", "opened"), [
-    ("", False), ("<think>", True), ("a <think>b", True), ("<think>a</think>", False), ("</think><think>", True),
-    ("<think><think>", True), (f"<think>{TURN}", False), (f"{TURN}<think>", True), ("<think>a<tool_call>", False),
+    ("", False), ("<think>", True), ("a <think>b", False), ("<think>a</think>", False), ("</think><think>", True),
+    ("<think><think>", True), (f"<think>{TURN}", False), (f"{TURN}<think>", True), ("<think>a<tool_call>", True),
     ("<think>a</thin", True), ("the <thin", False),
 ])
 def test_prompt_state(scripted: tuple[Any, Admission], prompt: str, opened: bool) -> None:
     tokenizer, admission = scripted
     assert admission.automaton is not None
-    assert bool(prompt_word(admission.automaton, tokenizer.encode(prompt)) & INSIDE) == opened
+    assert bool(start_of(admission.automaton, tokenizer.encode(prompt), Request()).word & INSIDE) == opened
     assert admission.opens_block(tokenizer.encode(prompt)) == opened
 
 
 def test_a_marker_begun_in_the_prompt_is_completed(scripted: tuple[Any, Admission]) -> None:
     tokenizer, admission = scripted
     row = admission.row(ThinkBudget(0), tokenizer.encode("<think>a</thin"), 20)
-    words, program = list(row.words), [*admission.automaton.program, *row.program]  # type: ignore[union-attr]
+    words, program = list(row.words), [*admission.automaton.program, *row.program]  # type: ignore[index]
     ids = []
     while words[Word.CURSOR] != NOT_FORCING:
         ids.append(advance_row(0, words, program, admission.automaton))  # type: ignore[arg-type]

@@ -40,6 +40,7 @@ FRESH = tl.constexpr(int(layout.Flag.FRESH))
 CLOSE = tl.constexpr(int(layout.Event.CLOSE))
 IMPLICIT = tl.constexpr(int(layout.Event.IMPLICIT))
 EOS = tl.constexpr(int(layout.Event.EOS))
+BEGIN = tl.constexpr(int(layout.Event.BEGIN))
 
 BY_MODEL = tl.constexpr(int(layout.Outcome.NATURAL))
 BY_GRACE = tl.constexpr(int(layout.Outcome.GRACE))
@@ -52,6 +53,7 @@ STATE_MASK = tl.constexpr(layout.STATE_MASK)
 AUTO_MASK = tl.constexpr(layout.AUTO_MASK)
 INSIDE = tl.constexpr(layout.INSIDE)
 LINE_END = tl.constexpr(layout.LINE_END)
+THINKING = tl.constexpr(layout.THINKING)
 NEAR = tl.constexpr(layout.NEAR)
 NOT_FORCING = tl.constexpr(layout.NOT_FORCING)
 PROGRAM_END = tl.constexpr(layout.PROGRAM_END)
@@ -134,7 +136,8 @@ def settle(row, token, entry, program, tables):
     wants_to_stop = ((row.auto & INSIDE) != 0) & ((entry & EOS) != 0)
     replaced = (row.cursor == NOT_FORCING) & wants_to_stop & ((row.flags & EOS_CLOSES) != 0)
     rest = tl.load(tables.end_cursor + (row.auto & STATE_MASK), mask=replaced, other=0)
-    cursor = tl.where(replaced, rest, row.cursor)
+    whole = tl.load(tables.end_start + (row.auto & STATE_MASK), mask=replaced, other=0)
+    cursor = tl.where(replaced, tl.where(rest != 0, rest, whole), row.cursor)
     forced = tl.load(program + cursor, mask=cursor != NOT_FORCING, other=0)
     taken = tl.where(cursor != NOT_FORCING, forced, token)
     return taken, cursor, tl.where(replaced, BY_EOS, row.reason)
@@ -145,7 +148,7 @@ def consume(row, entry, cursor, reason, program, tables):
     """The row after a settled token, whose entry in `step` is given."""
     forcing = cursor != NOT_FORCING
     auto, flags = entry & AUTO_MASK, row.flags & ~FRESH
-    chosen = ((row.auto & INSIDE) != 0) & ~forcing
+    chosen = (((row.auto & INSIDE) != 0) | ((entry & BEGIN) != 0)) & ~forcing
     used, total = row.used + chosen.to(tl.int32), row.total + 1
     cursor += forcing.to(tl.int32)
 
@@ -154,8 +157,9 @@ def consume(row, entry, cursor, reason, program, tables):
     own_end = tl.where((entry & CLOSE) != 0, BY_MODEL, BY_TOOL)
     outcome = tl.where(closed, tl.where(forcing, reason, own_end), row.outcome)
     outcome = tl.where((auto & INSIDE) != 0, STILL_OPEN, outcome)
-    flags = tl.where(ours, flags | FORCED_END, flags)
-    wall = tl.where(ours, 0, row.wall)
+    flags = tl.where(closed, tl.where(forcing, flags | FORCED_END, flags & ~FORCED_END), flags)
+    wall = tl.load(tables.end_start + (auto & STATE_MASK), mask=ours, other=0)
+    wall = tl.where(ours, wall, row.wall)
     cursor = tl.where(ours & ((flags & NO_BREAK) != 0), NOT_FORCING, cursor)
 
     upcoming = tl.load(program + cursor, mask=forcing & (cursor != NOT_FORCING), other=PROGRAM_END)
@@ -163,7 +167,7 @@ def consume(row, entry, cursor, reason, program, tables):
     cursor = tl.where(done, NOT_FORCING, cursor)
     flags = tl.where(done, flags | FRESH, flags)
 
-    may_arm = (cursor == NOT_FORCING) & ((auto & INSIDE) != 0)
+    may_arm = (cursor == NOT_FORCING) & ((auto & THINKING) != 0)
     at_wall = may_arm & ((used >= row.most) | (total >= row.last))
     in_grace = may_arm & ~at_wall & ~forcing & (used >= row.grace) & ((auto & LINE_END) != 0)
     arms = at_wall | in_grace
@@ -191,12 +195,12 @@ def mask_row(logits, width, row, program, tables, LOST: tl.constexpr):
         if row.cursor != NOT_FORCING:
             keep_one(logits, width, tl.load(program + row.cursor))
         else:
-            inside = (row.auto & INSIDE) != 0
-            if (inside & (row.used < row.least)) | (~inside & ((row.flags & FORCED_END) != 0)):
+            thinking = (row.auto & THINKING) != 0
+            if (thinking & (row.used < row.least)) | (~thinking & ((row.flags & FORCED_END) != 0)):
                 ids = tables.ban_start + (row.auto & STATE_MASK)
                 lose(logits, tables.ban_ids, tl.load(ids), tl.load(ids + 1), LOST)
             left = tl.minimum(row.most - row.used, row.last - row.total)
-            if inside & (left >= 1) & (left <= NEAR):
+            if thinking & (left >= 1) & (left <= NEAR):
                 ids = tables.cut_start + (row.auto & STATE_MASK) * NEAR + left - 1
                 lose(logits, tables.cut_ids, tl.load(ids), tl.load(ids + 1), LOST)
             if (row.flags & FRESH) != 0:

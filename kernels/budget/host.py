@@ -18,6 +18,7 @@ from .layout import (
     NEAR,
     NOT_FORCING,
     STATE_MASK,
+    THINKING,
     BudgetState,
     Event,
     Flag,
@@ -35,7 +36,7 @@ _AUTO, _USED, _CURSOR, _OUTCOME = int(Word.AUTO), int(Word.USED), int(Word.CURSO
 _FLAGS, _MAX, _MIN, _GRACE = int(Word.FLAGS), int(Word.MAX), int(Word.MIN), int(Word.GRACE)
 _TOTAL, _LAST = int(Word.TOTAL), int(Word.LAST)
 _ACTIVE, _FRESH, _FORCED_END = int(Flag.ACTIVE), int(Flag.FRESH), int(Flag.FORCED_END)
-_LOUD = int(Event.CLOSE | Event.IMPLICIT | Event.EOS)
+_LOUD = int(Event.CLOSE | Event.IMPLICIT | Event.EOS | Event.BEGIN)
 _OPEN = int(Outcome.OPEN)
 
 
@@ -89,10 +90,10 @@ def _walk_quiet(reached: Array, tokens: Array, parents: Array | None, tables: Op
         entry[:, node] = np.where(alive, after, before)
         used[:, node] = used[above] + (alive & (before & INSIDE != 0))
         total[:, node] = total[above] + alive
-    inside = entry & INSIDE != 0
+    inside, thinking = entry & INSIDE != 0, entry & THINKING != 0
     due = (used >= reached[:, :, _MAX]) | (total >= reached[:, :, _LAST])
     due |= (used >= reached[:, :, _GRACE]) & (entry & LINE_END != 0)
-    loud = ((entry & _LOUD != 0) | inside & due)[:, 1:].any(1)
+    loud = ((entry & _LOUD != 0) | thinking & due)[:, 1:].any(1)
     row = reached[:, 0]
     loud |= (row[:, _FLAGS] & _FRESH != 0) | (row[:, _CURSOR] != NOT_FORCING)
     loud &= row[:, _FLAGS] & _ACTIVE != 0
@@ -135,10 +136,10 @@ def advance_words(words: Array, tokens: Array, program: Array, tables: Operands)
     auto, flags, cursor = words[:, _AUTO], words[:, _FLAGS], words[:, _CURSOR]
     entry = tables.step[(auto & STATE_MASK) * tables.classes + _kinds(tokens, tables)]
     used, total = words[:, _USED] + (auto & INSIDE != 0), words[:, _TOTAL] + 1
-    inside = entry & INSIDE != 0
+    inside, thinking = entry & INSIDE != 0, entry & THINKING != 0
     due = (used >= words[:, _MAX]) | (total >= words[:, _LAST])
     due |= (used >= words[:, _GRACE]) & (entry & LINE_END != 0)
-    loud = (entry & _LOUD != 0) | (flags & _FRESH != 0) | (cursor != NOT_FORCING) | inside & due
+    loud = (entry & _LOUD != 0) | (flags & _FRESH != 0) | (cursor != NOT_FORCING) | thinking & due
     active = flags & _ACTIVE != 0
     quiet = active & ~loud
     np.copyto(words[:, _AUTO], entry & AUTO_MASK, where=quiet)
@@ -159,8 +160,8 @@ def mask_words(logits: torch.Tensor, words: Array, present: Array, state: Budget
     active = present & (flags & _ACTIVE != 0)
     forced = active & (cursor != NOT_FORCING)
     free = active & ~forced
-    inside = auto & INSIDE != 0
-    barred = inside & (words[:, _USED] < words[:, _MIN]) | ~inside & (flags & _FORCED_END != 0)
+    thinking = auto & THINKING != 0
+    barred = thinking & (words[:, _USED] < words[:, _MIN]) | ~thinking & (flags & _FORCED_END != 0)
     left = np.minimum(words[:, _MAX] - words[:, _USED], words[:, _LAST] - words[:, _TOTAL])
     lost = lost_value(torch.finfo(logits.dtype).min)
     for i in forced.nonzero()[0].tolist():
@@ -171,7 +172,7 @@ def mask_words(logits: torch.Tensor, words: Array, present: Array, state: Budget
     for i in (free & barred).nonzero()[0].tolist():
         index = int(auto[i]) & STATE_MASK
         _lose(logits[i], tables.ban_ids[tables.ban_start[index] : tables.ban_start[index + 1]], lost)
-    for i in (free & inside & (left >= 1) & (left <= NEAR)).nonzero()[0].tolist():
+    for i in (free & thinking & (left >= 1) & (left <= NEAR)).nonzero()[0].tolist():
         _lose(logits[i], np.asarray(cut(tables, int(auto[i]), int(left[i])), np.int32), lost)  # type: ignore[arg-type]
     for i in (free & (flags & _FRESH != 0)).nonzero()[0].tolist():
         _lose(logits[i], tables.eos_ids, lost)

@@ -42,6 +42,8 @@ PROGRAM_END = -1  # terminates a forced sequence in `program`
 STATE_MASK = 0xFFFF
 INSIDE = 1 << 16  # automaton word: a thinking block is open
 LINE_END = 1 << 17  # automaton word: the last byte was a line feed
+PENDING = 1 << 18  # automaton word: a block opens with whatever comes next
+THINKING = INSIDE | PENDING  # automaton word: what comes next is thinking, unless it says otherwise
 NEAR = 3  # tokens from the wall on which no character may be begun that cannot be completed: a character has 4 bytes
 
 
@@ -51,11 +53,12 @@ class Event(IntFlag):
     OPEN = 1 << 20  # the token completes a start marker and a block opens
     CLOSE = 1 << 21  # the token completes the end marker of an open block
     IMPLICIT = 1 << 22  # the token completes an implicit end marker of an open block
-    END_OUTSIDE = 1 << 23  # the token completes an end marker outside any block
+    END_OUTSIDE = 1 << 23  # the token completes an end marker right behind an end
     EOS = 1 << 24  # the token ends the response
+    BEGIN = 1 << 25  # the token opens a block by itself, without a start marker, and is part of it
 
 
-AUTO_MASK = STATE_MASK | INSIDE | LINE_END
+AUTO_MASK = STATE_MASK | THINKING | LINE_END
 
 
 class Flag(IntFlag):
@@ -64,7 +67,7 @@ class Flag(IntFlag):
     ACTIVE = 1  # the request has a budget; every other row is left alone
     EOS_CLOSES = 2  # an EOS inside a block is replaced by the end marker
     NO_BREAK = 4  # nothing is forced after the end marker (a grammar starts right there)
-    FORCED_END = 8  # the budget closed a block: the end marker is not written a second time
+    FORCED_END = 8  # the budget closed the last block: right behind it the end marker is not written a second time
     FRESH = 16  # the next token is the first after a forced end: it cannot be EOS
 
 
@@ -86,6 +89,7 @@ class Operands(NamedTuple):
     token_class: Any
     step: Any
     end_cursor: Any
+    end_start: Any
     ban_start: Any
     ban_ids: Any
     cut_start: Any
@@ -103,6 +107,7 @@ class Tables:
     token_class: torch.Tensor  # [vocab] int32, behaviour class of a token; ids beyond are class 0, inert
     step: torch.Tensor  # [states * classes] int32, automaton word after the token, with its events
     end_cursor: torch.Tensor  # [states] int32, program index that completes a half-written end marker, else 0
+    end_start: torch.Tensor  # [states] int32, program index of the end that the state's blocks have
     ban_start: torch.Tensor  # [states + 1] int32, offsets into ban_ids
     ban_ids: torch.Tensor  # [n] int32, ids that would end the block (inside) or write the end marker (outside)
     cut_start: torch.Tensor  # [states * NEAR + 1] int32, offsets into cut_ids, by state and tokens left until the wall
@@ -116,8 +121,8 @@ class Tables:
     @cached_property
     def operands(self) -> Operands:
         """What a kernel is given."""
-        return Operands(self.token_class, self.step, self.end_cursor, self.ban_start, self.ban_ids, self.cut_start,
-                        self.cut_ids, self.eos_ids,
+        return Operands(self.token_class, self.step, self.end_cursor, self.end_start, self.ban_start, self.ban_ids,
+                        self.cut_start, self.cut_ids, self.eos_ids,
                         self.token_class.numel(), self.classes, self.eos_ids.numel())
 
     @cached_property
@@ -145,7 +150,8 @@ class BudgetState:
     """Slot-indexed state. A recycled slot is overwritten whole.
 
     `program` holds forced sequences, each terminated by PROGRAM_END: first the shared ones (index 0: the end marker
-    and its line break; then what completes a half-written marker), then `stride` ids for each slot.
+    and what follows it; then those of other pairs of markers, and what completes a half-written marker), then `stride`
+    ids for each slot.
     """
 
     words: torch.Tensor  # [slots, WORDS] int32

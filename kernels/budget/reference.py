@@ -18,6 +18,7 @@ from .layout import (
     NOT_FORCING,
     PROGRAM_END,
     STATE_MASK,
+    THINKING,
     Event,
     Flag,
     Outcome,
@@ -41,6 +42,7 @@ class HostTables(Protocol):
     token_class: Sequence[int]
     step: Sequence[int]
     end_cursor: Sequence[int]
+    end_start: Sequence[int]
     ban_start: Sequence[int]
     ban_ids: Sequence[int]
     cut_start: Sequence[int]
@@ -56,13 +58,13 @@ def lookup(tables: HostTables, auto: int, token: int) -> int:
 
 
 def banned(tables: HostTables, auto: int) -> Sequence[int]:
-    """Ids that would end the block (inside) or write the end marker (outside) in this automaton word."""
+    """Ids that would end the block (where thinking) or write the end marker right behind an end (outside)."""
     state = auto & STATE_MASK
     return tables.ban_ids[tables.ban_start[state] : tables.ban_start[state + 1]]
 
 
 def tokens_left(row: Sequence[int]) -> int:
-    """How many more tokens the model can choose in an open block until it comes to its wall."""
+    """How many more tokens the model can choose for thinking until it comes to its wall."""
     return min(row[Word.MAX] - row[Word.USED], row[Word.LAST] - row[Word.TOTAL])
 
 
@@ -101,10 +103,10 @@ def mask_row(logits: MutableSequence[float], row: Sequence[int], program: Sequen
             logits[i] = -math.inf
         logits[keep] = value
         return
-    inside = row[Word.AUTO] & INSIDE
-    if (inside and row[Word.USED] < row[Word.MIN]) or (not inside and flags & Flag.FORCED_END):
+    thinking = row[Word.AUTO] & THINKING
+    if (thinking and row[Word.USED] < row[Word.MIN]) or (not thinking and flags & Flag.FORCED_END):
         _lose(logits, banned(tables, row[Word.AUTO]), lost)
-    if inside:
+    if thinking:
         _lose(logits, cut(tables, row[Word.AUTO], tokens_left(row)), lost)
     if flags & Flag.FRESH:
         _lose(logits, tables.eos_ids, lost)
@@ -116,9 +118,9 @@ def _lose(logits: MutableSequence[float], ids: Sequence[int], lost: float) -> No
 
 
 def force_cursor(row: Sequence[int], tables: HostTables, message: bool) -> int:
-    """Where forcing starts: the rest of a half-written end marker, else the row's message (or nothing) and the end."""
-    rest = tables.end_cursor[row[Word.AUTO] & STATE_MASK]
-    return rest if rest or not message else row[Word.WALL]
+    """Where forcing starts: the rest of what stands half-written, else the row's message (or nothing) and the end."""
+    rest = int(tables.end_cursor[row[Word.AUTO] & STATE_MASK])
+    return rest or (row[Word.WALL] if message else int(tables.end_start[row[Word.AUTO] & STATE_MASK]))
 
 
 def arm(row: MutableSequence[int], tables: HostTables, chosen: bool) -> None:
@@ -127,7 +129,7 @@ def arm(row: MutableSequence[int], tables: HostTables, chosen: bool) -> None:
     Args:
         chosen: whether the model itself chose the token that led here; grace looks only at the model's own lines.
     """
-    if row[Word.CURSOR] != NOT_FORCING or not row[Word.AUTO] & INSIDE:
+    if row[Word.CURSOR] != NOT_FORCING or not row[Word.AUTO] & THINKING:
         return
     if tokens_left(row) <= 0:
         row[Word.REASON] = Outcome.FORCED
@@ -161,9 +163,9 @@ def advance_row(token: int, row: MutableSequence[int], program: Sequence[int], t
     if forcing:
         row[Word.FORCED] += 1
         row[Word.CURSOR] += 1
-    elif was_inside:
+    elif was_inside or step & Event.BEGIN:
         row[Word.USED] += 1
-    _note_outcome(row, step, forcing)
+    _note_outcome(row, step, forcing, tables)
     if forcing and (row[Word.CURSOR] == NOT_FORCING or program[row[Word.CURSOR]] == PROGRAM_END):
         row[Word.CURSOR] = NOT_FORCING
         row[Word.FLAGS] |= Flag.FRESH
@@ -171,17 +173,18 @@ def advance_row(token: int, row: MutableSequence[int], program: Sequence[int], t
     return token
 
 
-def _note_outcome(row: MutableSequence[int], step: int, forcing: bool) -> None:
+def _note_outcome(row: MutableSequence[int], step: int, forcing: bool, tables: HostTables) -> None:
     """Record what the token closed or opened; both can be true of one token."""
     if step & (Event.CLOSE | Event.IMPLICIT):
         if forcing:
             row[Word.OUTCOME] = row[Word.REASON]
             row[Word.FLAGS] |= Flag.FORCED_END
-            row[Word.WALL] = 0
+            row[Word.WALL] = int(tables.end_start[step & STATE_MASK])
             if row[Word.FLAGS] & Flag.NO_BREAK:
                 row[Word.CURSOR] = NOT_FORCING
         else:
             row[Word.OUTCOME] = Outcome.NATURAL if step & Event.CLOSE else Outcome.IMPLICIT
+            row[Word.FLAGS] &= ~Flag.FORCED_END
     if step & INSIDE:
         row[Word.OUTCOME] = Outcome.OPEN
 

@@ -7,14 +7,17 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
-from .automaton import Automaton, ImplicitEnd
+from .automaton import Automaton
 from .contract import UNLIMITED, BudgetError, Limits, ThinkBudget, one_of, shown
+from .families import PLAIN, Family
 from .kernels.layout import (
     AUTO_MASK,
     INSIDE,
     NO_LIMIT,
     NOT_FORCING,
+    PENDING,
     PROGRAM_END,
+    THINKING,
     WORDS,
     Event,
     Flag,
@@ -22,6 +25,7 @@ from .kernels.layout import (
     Word,
 )
 from .kernels.reference import advance_row, arm, lookup, tokens_left
+from .prompt import Request, Start, start_of
 
 UNKNOWN_MARKERS = ("this model's thinking markers are unknown (the server can be told with --reasoning-parser, or "
                    "--think-start and --think-end)")
@@ -96,7 +100,7 @@ class Outlook:
     @property
     def left(self) -> int | None:
         """How many tokens the model can choose before the wall; None: no wall is ahead."""
-        return tokens_left(self.words) if self.words[Word.AUTO] & INSIDE else None
+        return tokens_left(self.words) if self.words[Word.AUTO] & THINKING else None
 
     def forced(self, tokens: Sequence[int]) -> list[bool]:
         """Which of the next tokens, as they stand in the output, the budget writes."""
@@ -135,19 +139,25 @@ class Admission:
         automaton: the lifted automaton; None if budgets cannot be enforced, then every limited one is refused.
         encode: text to ids that write exactly that text in the middle of a sequence; ValueError if impossible.
         reason: why there is no automaton, for the refusal.
+        family: the model's row.
     """
 
     def __init__(self, limits: Limits, automaton: Automaton | None, encode: Callable[[str], list[int]],
-                 reason: str = UNKNOWN_MARKERS) -> None:
+                 reason: str = UNKNOWN_MARKERS, family: Family = PLAIN) -> None:
         self.limits = limits
         self.automaton = automaton
+        self.family = family
         self._reason = reason
         self._message_ids = lru_cache(maxsize=256)(lambda text: self._checked_message(text, encode))
 
     @property
     def stride(self) -> int:
         """Most ids of one request's own forced sequence, terminator included."""
-        return MESSAGE_IDS + (self.automaton.program.index(PROGRAM_END) + 1 if self.automaton else 1)
+        if self.automaton is None:
+            return MESSAGE_IDS + 1
+        ends = [len(self._end(pair)) for pair in range(len(self.automaton.pairs))]
+        starts = [len(self._start(pair)) for pair in range(len(self.automaton.pairs))]
+        return MESSAGE_IDS + max(starts) + max(ends)
 
     def admit(self, given: list[tuple[str, Any]], max_new_tokens: int | None) -> ThinkBudget | None:
         """The budget of a request, or None if it has none and the server sets none.
@@ -176,9 +186,29 @@ class Admission:
             self._check_reserve(budget, max_new_tokens, name)
         return budget
 
+    def start(self, prompt: Sequence[int], request: Request | None = None) -> Start | None:
+        """How the response to a prompt starts; None where the markers are unknown."""
+        return None if self.automaton is None else start_of(self.automaton, prompt, request or Request())
+
     def opens_block(self, prompt: Sequence[int]) -> bool:
         """Whether a prompt leaves a thinking block open."""
-        return self.automaton is not None and bool(prompt_word(self.automaton, prompt) & INSIDE)
+        start = self.start(prompt)
+        return start is not None and start.open
+
+    def _end(self, pair: int) -> list[int]:
+        """Ids that end a block of a pair of markers, terminator included."""
+        assert self.automaton is not None
+        program, begin = self.automaton.program, self.automaton.ends[pair]
+        return program[begin : program.index(PROGRAM_END, begin) + 1]
+
+    def _start(self, pair: int) -> tuple[int, ...]:
+        """Ids that open a block; none where the vocabulary cannot write them."""
+        assert self.automaton is not None
+        vocabulary, markers = self.automaton.vocabulary, self.automaton.pairs[pair]
+        try:
+            return vocabulary.ids_of(markers.start) + vocabulary.ids_of(markers.label)
+        except ValueError:
+            return ()
 
     def message_ids(self, budget: ThinkBudget, name: str = "think_budget") -> tuple[int, ...]:
         """Ids of the budget's stop message.
@@ -196,21 +226,23 @@ class Admission:
         if not text:
             return ()
         ids = encode(text)
-        vocabulary = self.automaton.vocabulary
-        not_text = [i for i in ids if i in vocabulary.control_ids or i in vocabulary.eos_ids]
+        vocabulary, pairs = self.automaton.vocabulary, self.automaton.pairs
+        markers = {text.decode() for pair in pairs for text in (pair.start, pair.end)}
+        not_text = [i for i in ids if i in vocabulary.turn_ids and vocabulary.pieces[i].decode() not in markers]
         if not_text:
             raise ValueError(f"holds the control token {vocabulary.pieces[not_text[0]].decode()!r}; accepted: text")
         if len(ids) > MESSAGE_IDS:
             raise ValueError(f"{len(ids)} tokens is too long; accepted: at most {MESSAGE_IDS} tokens")
         closing = [*ids, *vocabulary.end_ids]
+        held = any(i.marker in text.encode() for pair in pairs for i in pair.implicit)
         for i, events in enumerate(self._events_inside(closing)):
-            if bool(events & (Event.CLOSE | Event.IMPLICIT)) != (i == len(closing) - 1):
+            if held or bool(events & (Event.CLOSE | Event.IMPLICIT)) != (i == len(closing) - 1):
                 raise ValueError("holds a marker that ends thinking; the end marker is added by itself")
         return tuple(ids)
 
     def _events_inside(self, ids: Sequence[int]) -> list[int]:
         assert self.automaton is not None
-        auto, events = int(self.automaton.bytewise.words[self.automaton.bytewise.block_start]), []
+        auto, events = self.automaton.block_word(), []
         for token in ids:
             entry = lookup(self.automaton, auto, token)
             auto = entry & AUTO_MASK
@@ -248,23 +280,23 @@ class Admission:
 
     def _closing(self, budget: ThinkBudget) -> int:
         """How many ids closing a block takes: message, end marker, line break."""
-        assert self.automaton is not None
-        return len(self.message_ids(budget)) + self.automaton.program.index(PROGRAM_END)
+        return len(self.message_ids(budget)) + len(self._end(0)) - 1
 
     def row(self, budget: ThinkBudget, prompt: Sequence[int], max_new_tokens: int | None, *, ignore_eos: bool = False,
-            grammar: bool = False) -> RequestRow:
+            grammar: bool = False, request: Request | None = None) -> RequestRow:
         """The row of a request that has produced nothing yet.
 
         Args:
             prompt: ids of the whole prompt.
+            request: what else it says about its thinking.
             ignore_eos: EOS does not end this response, so it says nothing about the thinking either.
             grammar: a grammar starts right after the end marker, so no line break is forced there.
         """
         assert self.automaton is not None
-        automaton = self.automaton
+        automaton, start = self.automaton, start_of(self.automaton, prompt, request or Request())
         budget = self._speaking(self._settled(budget, max_new_tokens), max_new_tokens)
         words = [0] * WORDS
-        words[Word.AUTO] = prompt_word(automaton, prompt)
+        words[Word.AUTO] = start.word
         words[Word.CURSOR] = NOT_FORCING
         words[Word.OUTCOME] = Outcome.OPEN if words[Word.AUTO] & INSIDE else Outcome.NONE
         most = NO_LIMIT if budget.max_tokens == UNLIMITED else budget.max_tokens
@@ -281,10 +313,11 @@ class Admission:
         if grammar:
             flags |= Flag.NO_BREAK
         words[Word.FLAGS] = flags
-        message = self.message_ids(budget)
-        program = [*message, *automaton.program[: automaton.program.index(PROGRAM_END) + 1]] if message else []
-        shared = len(automaton.program)
-        words[Word.WALL] = shared if program else 0
+        message, shared = self.message_ids(budget), len(automaton.program)
+        # Where the block is implied and closes at once, its start is written too.
+        unsaid = self._start(start.pair) if start.word & PENDING and tokens_left(words) <= 0 else ()
+        program = [*unsaid, *message, *self._end(start.pair)] if message or unsaid else []
+        words[Word.WALL] = shared if program else automaton.ends[start.pair]
         arm(words, automaton, chosen=False)
         return RequestRow(words, program, shared, self.stride)
 
@@ -305,38 +338,3 @@ class Admission:
         for token in output[since:]:
             advance_row(int(token), words, program, self.automaton)
         return Outlook(words, program, self.automaton)
-
-
-def prompt_word(automaton: Automaton, prompt: Sequence[int]) -> int:
-    """Automaton word at the start of the response.
-
-    A block is open if, after the prompt's last turn boundary, the last delimiter opens one. The boundary is the last
-    control token; where there is none, the whole prompt counts. So a question that quotes a marker changes nothing.
-
-    Args:
-        prompt: ids.
-    """
-    vocabulary, markers = automaton.vocabulary, automaton.markers
-    begin = len(prompt)
-    while begin and prompt[begin - 1] not in vocabulary.control_ids:
-        begin -= 1
-    known = len(vocabulary.pieces)
-    data = b"".join(vocabulary.pieces[i] for i in prompt[begin:] if 0 <= i < known)
-    opened = data.rfind(markers.start)
-    if opened < 0:
-        return automaton.response_start
-    inside = data[opened + len(markers.start) :]
-    if markers.end in inside or any(_ends(implicit, inside) for implicit in markers.implicit):
-        return automaton.response_start
-    # What stands half-written at the end is no longer than a marker or a character, and the byte before it tells a
-    # line's start.
-    reach = max(4, *(len(m) for m in (markers.end, *(i.marker for i in markers.implicit)))) + 1
-    state, _ = automaton.bytewise.run(automaton.bytewise.block_start, inside[-reach:])
-    return int(automaton.bytewise.words[state])
-
-
-def _ends(implicit: ImplicitEnd, inside: bytes) -> bool:
-    """Whether an implicit end stands in the text of a block."""
-    if not implicit.at_line_start:
-        return implicit.marker in inside
-    return inside.startswith(implicit.marker) or b"\n" + implicit.marker in inside

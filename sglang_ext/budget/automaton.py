@@ -1,19 +1,22 @@
 """The byte automaton lifted to a vocabulary.
 
-Every token of the vocabulary is run through the automaton from every state, once; tokens that behave alike share a
-class. A step is then two look-ups.
+Every token is a function from states to states. The functions are followed byte by byte, for all tokens at once
+(`lift.py`); tokens with the same function share a class. A step is then two look-ups.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 
-from .byte_automaton import EVENTS, ByteAutomaton, ImplicitEnd, Markers
-from .kernels.layout import INSIDE, NEAR, PROGRAM_END, STATE_MASK, Event
+from .byte_automaton import ByteAutomaton
+from .byte_rules import ImplicitEnd, Markers
+from .byte_states import Inside, Pending
+from .kernels.layout import NEAR, PROGRAM_END, STATE_MASK, THINKING, Event
+from .lift import Lifted, lift
 
 __all__ = ["Automaton", "ByteAutomaton", "ImplicitEnd", "Markers", "Vocabulary"]
 
@@ -26,9 +29,12 @@ class Vocabulary:
         pieces: bytes of each id; empty for an id that writes nothing (unused, padding).
         start_id: the id that is the whole start marker, if there is one.
         end_ids: how the end marker is written, in ids.
-        break_ids: how the line break after it is written, in ids.
+        break_ids: how what follows it is written, in ids.
         eos_ids: ids that end the response.
         control_ids: ids that are not text (turn boundaries and the like), markers left out.
+        header_ids: ids of control tokens that the markers are written with.
+        text_start_id: the id that a tokenizer puts before every text, if there is one; no turn begins with it.
+        written: how the tokenizer writes other texts of the markers, in ids.
     """
 
     pieces: Sequence[bytes]
@@ -37,16 +43,32 @@ class Vocabulary:
     break_ids: tuple[int, ...]
     eos_ids: tuple[int, ...]
     control_ids: frozenset[int] = frozenset()
+    header_ids: frozenset[int] = frozenset()
+    text_start_id: int | None = None
+    written: Mapping[bytes, tuple[int, ...]] = field(default_factory=dict)
 
     @cached_property
     def by_bytes(self) -> dict[bytes, int]:
         """The lowest id that writes exactly these bytes, among the ids that are text."""
-        markers = {self.start_id, *self.end_ids} if len(self.end_ids) == 1 else {self.start_id}
+        markers = {self.start_id, *self.header_ids, *(self.end_ids if len(self.end_ids) == 1 else ())}
         ids: dict[bytes, int] = {}
         for i, piece in enumerate(self.pieces):
             if piece and i not in markers and i not in self.eos_ids and i not in self.control_ids:
                 ids.setdefault(piece, i)
         return ids
+
+    def ids_of(self, data: bytes) -> tuple[int, ...]:
+        """How a text of the markers is written.
+
+        Raises:
+            ValueError: no sequence of ids writes it.
+        """
+        return self.written[data] if data in self.written else tuple(self.spell(data))
+
+    @cached_property
+    def turn_ids(self) -> frozenset[int]:
+        """Ids of which one that stands in no marker begins a turn or a message."""
+        return self.control_ids | self.header_ids | frozenset(self.eos_ids)
 
     def spell(self, data: bytes) -> list[int]:
         """Write bytes in as few ids as possible.
@@ -71,33 +93,34 @@ class Vocabulary:
 class Automaton:
     """The byte automaton lifted to a vocabulary, as arrays on the host.
 
+    Args:
+        pairs: the pairs of markers that a response of the model may have, the usual one first; or that one.
+
     Attributes:
         token_class: [vocab] int32.
         step: [states * classes] int32.
-        end_cursor: [states] int32.
+        end_cursor, end_start: [states] int32.
         ban_start: [states + 1] int32.
         cut_start: [states * NEAR + 1] int32.
         ban_ids, cut_ids, eos_ids: int32.
-        program: the shared forced sequences, each with its terminator; index 0 is end marker and line break.
+        program: the shared forced sequences, each with its terminator; index 0 is the end marker and what follows it.
+        ends: for each pair, where in it its end marker and what follows it begin.
         bytewise: the automaton on bytes.
     """
 
-    def __init__(self, markers: Markers, vocabulary: Vocabulary) -> None:
-        self.markers = markers
+    def __init__(self, pairs: Markers | Sequence[Markers], vocabulary: Vocabulary) -> None:
+        self.pairs = (pairs,) if isinstance(pairs, Markers) else tuple(pairs)
+        self.markers = self.pairs[0]
         self.vocabulary = vocabulary
-        self.bytewise = ByteAutomaton(markers, start_by_bytes=vocabulary.start_id is None)
-        moves = self._token_moves()
-        columns, inverse = np.unique(moves, axis=1, return_inverse=True)
-        self.token_class = (inverse.reshape(-1)[: len(vocabulary.pieces)]).astype(np.int32)
-        inert = int(inverse.reshape(-1)[-1])
-        swap = {0: inert, inert: 0}  # class 0 is the one that ids beyond the vocabulary get
-        order = np.array([swap.get(c, c) for c in range(columns.shape[1])])
-        self.token_class = order[self.token_class].astype(np.int32)
-        self.step = np.ascontiguousarray(columns[:, order]).reshape(-1).astype(np.int32)
+        self.bytewise = ByteAutomaton(self.pairs, self.markers.anywhere and not self._opens_by_id())
+        lifted = lift(self.bytewise, vocabulary.pieces, self._control_ids(), vocabulary.eos_ids)
+        self.token_class, self.step = lifted.token_class, np.ascontiguousarray(lifted.columns).reshape(-1)
         self.eos_ids = np.array(vocabulary.eos_ids, dtype=np.int32)
-        self.ban_start, self.ban_ids = self._bans(columns, inverse.reshape(-1)[: len(vocabulary.pieces)])
-        self.cut_start, self.cut_ids = self._cuts(columns, inverse.reshape(-1)[: len(vocabulary.pieces)])
-        self.program, self.end_cursor = self._forced_sequences()
+        self.ban_start, self.ban_ids = _joined(self._bans(lifted))
+        self.cut_start, self.cut_ids = _joined(self._cuts(lifted))
+        self.program, self.ends = self._ends()
+        self.end_start = np.array([self.ends[self.bytewise.pair_of(s)] for s in self.bytewise.states], np.int32)
+        self.end_cursor = self._cursors()
 
     @property
     def states(self) -> int:
@@ -106,84 +129,103 @@ class Automaton:
     @property
     def response_start(self) -> int:
         """Automaton word at the start of a response whose prompt left no block open."""
-        return int(self.bytewise.words[self.bytewise.response_start])
+        return self.start_word()
 
-    def _token_moves(self) -> np.ndarray:
-        """[states, vocab + 1] int32: automaton word and events of every token; the last column is the inert token."""
-        pieces = [*self.vocabulary.pieces, b""]
-        order = sorted(range(len(pieces)), key=lambda i: -len(pieces[i]))
-        lengths = np.array([len(pieces[i]) for i in order])
-        states = np.repeat(np.arange(self.states, dtype=np.int32)[:, None], len(pieces), axis=1)
-        events = np.zeros_like(states)
-        for position in range(lengths[0] if len(lengths) else 0):
-            alive = int(np.searchsorted(-lengths, -position, side="left"))
-            data = np.frombuffer(bytes(pieces[i][position] for i in order[:alive]), dtype=np.uint8)
-            entry = self.bytewise.delta[states[:, :alive], data[None, :]]
-            states[:, :alive] = entry & STATE_MASK
-            events[:, :alive] |= entry & int(EVENTS)
-        moves = np.empty_like(states)
-        moves[:, order] = self.bytewise.words[states] | events
-        self._mark_special(moves)
-        return moves
+    def start_word(self, pair: int = 0, tools: bool = True) -> int:
+        """Automaton word outside a block, where one may open."""
+        return self.bytewise.word(self.bytewise.start_of(self.bytewise.number_of(pair, tools)))
 
-    def _mark_special(self, moves: np.ndarray) -> None:
-        start = self.vocabulary.start_id
-        if start is not None:
-            opened = int(self.bytewise.words[self.bytewise.block_start]) | int(Event.OPEN)
-            for state in range(self.states):
-                if self.bytewise.at_line_start(state):
-                    moves[state, start] = opened
-        for eos in self.vocabulary.eos_ids:
-            moves[:, eos] |= int(Event.EOS)
+    def implied_word(self, pair: int = 0, tools: bool = True) -> int:
+        """The same where what comes is thinking, start marker or not."""
+        return self.bytewise.word(self.bytewise.implied_of(self.bytewise.number_of(pair, tools)))
 
-    def _bans(self, columns: np.ndarray, token_class: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Ids that end the block from a state inside, or write the end marker from a state outside."""
+    def block_word(self, pair: int = 0, tools: bool = True) -> int:
+        """Automaton word right behind a start marker."""
+        return self.bytewise.word(self.bytewise.block_of(self.bytewise.number_of(pair, tools)))
+
+    def _opens_by_id(self) -> bool:
+        """Whether openings begin with a control token that the vocabulary has."""
+        pieces = self.vocabulary.pieces
+        return any(pieces[i] and self.markers.start.startswith(pieces[i]) for i in self._control_ids())
+
+    def _control_ids(self) -> list[int]:
+        v = self.vocabulary
+        return sorted({*v.control_ids, *v.eos_ids, *(v.header_ids if self.markers.anywhere else ())})
+
+    def _bans(self, lifted: Lifted) -> Iterator[np.ndarray]:
+        """For each state, ids that end the block, where thinking; else those that write the end marker right behind an
+        end."""
         inside = int(Event.CLOSE | Event.IMPLICIT | Event.EOS)
-        start, ids = [0], []
-        for state in range(self.states):
-            events = inside if self.bytewise.words[state] & INSIDE else int(Event.END_OUTSIDE)
-            ids.append(np.flatnonzero((columns[state] & events != 0)[token_class]))
-            start.append(start[-1] + len(ids[-1]))
-        return np.array(start, dtype=np.int32), np.concatenate(ids).astype(np.int32)
+        for state, word in enumerate(self.bytewise.words):
+            events = inside if word & THINKING else int(Event.END_OUTSIDE)
+            yield lifted.ids_of(lifted.columns[state] & events != 0)
 
-    def _cuts(self, columns: np.ndarray, token_class: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Ids that would leave a character with more bytes missing than tokens left, from each state inside."""
-        start, ids = [0], []
-        for state in range(self.states):
-            inside = self.bytewise.words[state] & INSIDE != 0
-            missing = self.bytewise.missing[columns[state] & STATE_MASK] if inside else np.zeros_like(columns[state])
+    def _cuts(self, lifted: Lifted) -> Iterator[np.ndarray]:
+        """For each state where thinking, ids that would leave a character with more bytes missing than tokens left."""
+        for state, word in enumerate(self.bytewise.words):
+            missing = self.bytewise.missing[lifted.columns[state] & STATE_MASK]
             for left in range(1, NEAR + 1):
-                ids.append(np.flatnonzero((missing >= left)[token_class]))
-                start.append(start[-1] + len(ids[-1]))
-        return np.array(start, dtype=np.int32), np.concatenate(ids).astype(np.int32)
+                yield lifted.ids_of((missing >= left) & bool(word & THINKING))
 
-    def _forced_sequences(self) -> tuple[list[int], np.ndarray]:
-        """The shared part of the program, and for each state where in it the rest of a half-written marker begins.
-
-        A marker that is one id is never completed from pieces: the model does not write it so, and a parser that
-        looks for the id would not see it.
-        """
+    def _ends(self) -> tuple[list[int], list[int]]:
         v = self.vocabulary
         program = [*v.end_ids, *v.break_ids, PROGRAM_END]
-        cursor = np.zeros(self.states, dtype=np.int32)
-        if len(v.end_ids) == 1:
-            return program, cursor
-        places: dict[int, int] = {}
-        for state, written in enumerate(self.bytewise.end_progress):
-            if not written or not self.bytewise.words[state] & INSIDE:
-                continue
-            if written not in places:
-                places[written] = len(program)
-                program += [*self._rest(written), *v.break_ids, PROGRAM_END]
-            cursor[state] = places[written]
-        return program, cursor
+        ends = [0]
+        for pair in self.pairs[1:]:
+            ends.append(len(program))
+            program += [*v.ids_of(pair.end), *v.break_ids, PROGRAM_END]
+        return program, ends
 
-    def _rest(self, written: int) -> list[int]:
-        """Ids that write the end marker from its byte `written` on; the marker's own pieces where they fit."""
-        v = self.vocabulary
+    def _cursors(self) -> np.ndarray:
+        """For each state, where in the program the rest of what stands half-written begins, the end behind it; else 0.
+
+        A marker that is one id, or begins with a control token, is never completed from other pieces than its own: the
+        model does not write it so.
+        """
+        cursor = np.zeros(self.states, dtype=np.int32)
+        places: dict[tuple[int, bytes], int] = {}
+        for number, state in enumerate(self.bytewise.states):
+            pair = self.bytewise.pair_of(state)
+            rest = b""
+            if isinstance(state, Inside) and state.end in self._seams(pair):
+                rest = self.pairs[pair].end[state.end :]
+            elif isinstance(state, Pending) and state.expected and state.expected == self.pairs[pair].label:
+                rest = state.expected[state.written :] + self.pairs[pair].end
+            if not rest:
+                continue
+            if (pair, rest) not in places:
+                ids = self._rest(pair, rest)
+                places[pair, rest] = len(self.program) if ids else 0
+                self.program += [*ids, *self.vocabulary.break_ids, PROGRAM_END] if ids else []
+            cursor[number] = places[pair, rest]
+        return cursor
+
+    def _end_ids(self, pair: int) -> tuple[int, ...]:
+        return self.vocabulary.ids_of(self.pairs[pair].end) if pair else self.vocabulary.end_ids
+
+    def _seams(self, pair: int) -> set[int]:
+        """How many bytes of an end marker may stand written for the rest to be forced alone."""
+        v, ids = self.vocabulary, self._end_ids(pair)
+        if len(ids) > 1 and ids[0] not in v.header_ids:
+            return set(range(1, len(self.pairs[pair].end)))
+        return {sum(len(v.pieces[i]) for i in ids[:k]) for k in range(1, len(ids))}
+
+    def _rest(self, pair: int, rest: bytes) -> list[int]:
+        """Ids that write the last bytes of an end marker, its own pieces where they fit, or text and all of it; none
+        where the vocabulary cannot write them."""
+        v, end, ids = self.vocabulary, self.pairs[pair].end, self._end_ids(pair)
         offset = 0
-        for i, token in enumerate(v.end_ids):
-            if offset == written:
-                return list(v.end_ids[i:])
+        for i, token in enumerate(ids):
+            if end[offset:] == rest:
+                return list(ids[i:])
             offset += len(v.pieces[token])
-        return v.spell(self.markers.end[written:])
+        try:
+            return [*v.spell(rest[: -len(end)]), *ids] if len(rest) > len(end) else v.spell(rest)
+        except ValueError:
+            return []
+
+
+def _joined(lists: Iterator[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Lists behind each other, and where each begins."""
+    parts = list(lists)
+    return np.cumsum([0, *map(len, parts)], dtype=np.int32), np.concatenate(parts).astype(np.int32)

@@ -1,180 +1,259 @@
 """The automaton that sees thinking begin and end, on bytes.
 
 Markers are bytes, so a marker is recognised however it is tokenized: as one special id, as several pieces, or with its
-last piece merged with the text that follows. The automaton is explored once, from the two states a response can begin
-in.
+last piece merged with the text that follows. Control tokens are more than their bytes: an opening may begin with one,
+and right behind one. The automaton is explored once, for every set of rules that a request may have.
 
-What a state knows. Outside a block: how far a start marker that began at the start of the response or of a line has
-been written, and how far the end marker has been written. Inside: how far the end marker and each implicit end have
-been written, whether the last byte was a line feed, and how many bytes a character that has begun still needs.
+What a state knows. Outside a block: how far openings stand written, whether one may begin here, how far the end marker
+stands written, and whether nothing but white space stands behind the last end. In a block: how far the end marker and
+each implicit end stand written, whether the last byte was a line feed, and how many bytes a character that has begun
+still needs. Between: a block that opens with whatever comes next, as nothing else has been written yet.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from .kernels.layout import AUTO_MASK, INSIDE, LINE_END, STATE_MASK, Event
+from .byte_rules import NEWLINE, Begun, Headers, Markers, Matcher, byte_kinds, solid, space_after, still_missing
+from .byte_states import FRESH, HERE, NOWHERE, Call, Inside, Outside, Pending, State
+from .kernels.layout import INSIDE, LINE_END, PENDING, STATE_MASK, Event
 
-NEWLINE = 0x0A
-EVENTS = Event.OPEN | Event.CLOSE | Event.IMPLICIT | Event.END_OUTSIDE
-
-
-@dataclass(frozen=True)
-class ImplicitEnd:
-    """A marker inside thinking that ends it without being its end marker: a tool call."""
-
-    marker: bytes
-    at_line_start: bool = False  # only where it begins a line or the block
-
-
-@dataclass(frozen=True)
-class Markers:
-    """What delimits thinking, as bytes.
-
-    `line_break` is what the model's template writes after the end marker; it is forced after a forced end.
-    """
-
-    start: bytes
-    end: bytes
-    line_break: bytes = b""
-    implicit: tuple[ImplicitEnd, ...] = ()
-
-    def __post_init__(self) -> None:
-        if not self.start or not self.end:
-            raise ValueError(f"thinking markers must not be empty: start {self.start!r}, end {self.end!r}")
-        if self.start == self.end:
-            raise ValueError(f"thinking markers must differ, both are {self.start!r}")
-
-
-@dataclass(frozen=True)
-class _Outside:
-    starts: frozenset[int]  # progress of start markers that began at a line start; 0 is in it at a line start
-    end: int
-
-
-@dataclass(frozen=True)
-class _Inside:
-    end: int
-    implicit: tuple[frozenset[int], ...]  # for each implicit end, progress of those that began where one may begin
-    line_end: bool
-    missing: int
-
-
-def _failure(pattern: bytes) -> list[int]:
-    """Prefix function of Knuth, Morris and Pratt: length of the longest proper border of each prefix."""
-    table = [0] * len(pattern)
-    k = 0
-    for i in range(1, len(pattern)):
-        while k and pattern[i] != pattern[k]:
-            k = table[k - 1]
-        k += pattern[i] == pattern[k]
-        table[i] = k
-    return table
-
-
-class _Matcher:
-    """Progress of one pattern in a stream of bytes; a whole match restarts from nothing, as a text search does."""
-
-    def __init__(self, pattern: bytes) -> None:
-        self.pattern = pattern
-        self.failure = _failure(pattern)
-
-    def step(self, k: int, byte: int) -> tuple[int, bool]:
-        while k and byte != self.pattern[k]:
-            k = self.failure[k - 1]
-        k += byte == self.pattern[k]
-        return (0, True) if k == len(self.pattern) else (k, False)
-
-
-def _still_missing(missing: int, byte: int) -> int:
-    """Bytes that a character of UTF-8 (RFC 3629) still needs after this one; 0 too where the bytes are not UTF-8."""
-    if 0x80 <= byte < 0xC0:
-        return max(0, missing - 1)
-    return (0xC2 <= byte < 0xF5) + (0xE0 <= byte < 0xF5) + (0xF0 <= byte < 0xF5)
+EVENTS = Event.OPEN | Event.CLOSE | Event.IMPLICIT | Event.END_OUTSIDE | Event.BEGIN
 
 
 class ByteAutomaton:
     """The automaton over bytes.
 
     Args:
-        markers: what delimits thinking.
-        start_by_bytes: whether the start marker is recognised from its bytes; false where it is one token of the
-            vocabulary, which then alone opens a block.
+        pairs: the pairs of markers that a response may have.
+        everywhere: openings may begin at any byte; else where a control token begins, beside the places for text.
 
     Attributes:
         delta: [states, 256] int32, the automaton word after a byte, with its events.
         words: [states] int32, the automaton word of each state.
-        end_progress: bytes of the end marker that stand written in each state.
+        control: [states] int32, the state around a control token, before and after its bytes: an opening may begin.
         missing: [states] int32, bytes that a half-written character of a block still needs; at most 3.
-        response_start, block_start: state at the start of a response outside a block, and right after a start marker.
+        response_start, block_start: state at the start of a response outside a block, and right after a start marker,
+            of the first pair.
+        rules: what delimits thinking, by request: for each pair of markers, without and with tools, once if equal.
+        states: what each state knows.
     """
 
-    def __init__(self, markers: Markers, start_by_bytes: bool = True) -> None:
-        self._markers = markers
-        self._start_by_bytes = start_by_bytes
-        self._end = _Matcher(markers.end)
-        block = _Inside(0, tuple(frozenset({0}) for _ in markers.implicit), False, 0)
-        self._index: dict[_Outside | _Inside, int] = {}
-        self._states: list[_Outside | _Inside] = []
-        self.response_start = self._number(_Outside(frozenset({0}), 0))
-        self.block_start = self._number(block)
-        rows: list[list[int]] = []
-        while len(rows) < len(self._states):
-            state = self._states[len(rows)]
-            rows.append([int(self._step(state, byte)) for byte in range(256)])
-        self.words = np.array([self._word(s) for s in range(len(self._states))], dtype=np.int32)
-        self.delta = np.array([[(e & ~AUTO_MASK) | self._word(e & STATE_MASK) for e in row] for row in rows], np.int32)
-        self.end_progress = [s.end for s in self._states]
-        self.missing = np.array([s.missing if isinstance(s, _Inside) else 0 for s in self._states], dtype=np.int32)
+    def __init__(self, pairs: Markers | Sequence[Markers], everywhere: bool = False) -> None:
+        self._pairs = (pairs,) if isinstance(pairs, Markers) else tuple(pairs)
+        self.rules = rules = list(dict.fromkeys(r for pair in self._pairs for r in (pair.without_tools(), pair)))
+        self._everywhere = everywhere
+        self._ends = [Matcher(r.end) for r in rules]
+        self._headers = [Headers(r) for r in rules]
+        self._answers = [solid(r.line_break) for r in rules]
+        self._index: dict[State, int] = {}
+        self.states: list[State] = []
+        for i in range(len(self.rules)):
+            for state in (self.start_of(i), self.block_of(i), self.implied_of(i)):
+                self._number(state)
+        self._explore()
+        first = self.number_of(0, tools=True)
+        self.response_start, self.block_start = (self._index[s] for s in (self.start_of(first), self.block_of(first)))
 
-    def at_line_start(self, state: int) -> bool:
-        """Whether a start marker may begin here."""
-        s = self._states[state]
-        return isinstance(s, _Outside) and 0 in s.starts
+    def _explore(self) -> None:
+        kinds, spread = np.unique(byte_kinds(self.rules), return_inverse=True)
+        rows: list[list[int]] = []
+        control: list[int] = []
+        while len(rows) < len(self.states):
+            state = self.states[len(rows)]
+            rows.append([self._entry(state, byte) for byte in kinds.tolist()])
+            control.append(self._number(self._around(state)))
+        entries = np.array(rows)
+        self._shrink(entries & STATE_MASK, entries & ~STATE_MASK, np.array(control), spread)
+
+    @staticmethod
+    def _around(state: State) -> State:
+        """The state around a control token. A character that is not complete is none, so no white space either."""
+        if not isinstance(state, Outside):
+            return state
+        return replace(state, place=FRESH, space=b"", behind=-1 if state.space else state.behind)
+
+    def _shrink(self, after: np.ndarray, events: np.ndarray, control: np.ndarray, spread: np.ndarray) -> None:
+        """Make one state of those that nothing tells apart (Moore's algorithm); number them, and write the tables.
+
+        Args:
+            after, events: [explored, kinds of bytes] int, the state after a byte, and what happens.
+            control: [explored] int, the state around a control token.
+            spread: [256] int, kind of each byte.
+        """
+        kinds: dict[tuple[Any, ...], int] = {}
+        group = np.array([kinds.setdefault(self._told(s), len(kinds)) for s in self.states])
+        found, told = 0, len(kinds)
+        while told > found:
+            seen = np.column_stack([group, group[control], group[after] | events]).astype(np.int32)
+            numbers: dict[bytes, int] = {}
+            group = np.array([numbers.setdefault(row.tobytes(), len(numbers)) for row in seen])
+            found, told = told, len(numbers)
+        self._index = {state: int(group[i]) for state, i in self._index.items()}
+        first = np.unique(group, return_index=True)[1]
+        self.states = [self.states[i] for i in first]
+        self.words = np.array([self._word(s) for s in self.states], dtype=np.int32)
+        self.delta = (events[first] | self.words[group[after[first]]])[:, spread].astype(np.int32)
+        self.control = group[control[first]].astype(np.int32)
+        self.missing = np.array([s.missing if isinstance(s, Inside) else 0 for s in self.states], dtype=np.int32)
+        self._rows = self.delta.tolist()
+
+    @staticmethod
+    def _told(state: State) -> tuple[Any, ...]:
+        """What is to be told of a state itself, beside what it leads to."""
+        if isinstance(state, Inside):
+            return "inside", state.rules, state.end, state.line_end, state.missing
+        if isinstance(state, Pending):
+            return "pending", state.rules, state.expected, state.written
+        return ("outside",)
+
+    def number_of(self, pair: int, tools: bool) -> int:
+        """Which of the rules a request has."""
+        return self.rules.index(self._pairs[pair] if tools else self._pairs[pair].without_tools())
+
+    def pair_of(self, state: State) -> int:
+        """The pair of markers of a state."""
+        return next(i for i, pair in enumerate(self._pairs) if pair.end == self.rules[state.rules].end)
+
+    def start_of(self, rules: int) -> State:
+        """At the start of a response, or of the assistant's part of a prompt, with no block open."""
+        return Outside(rules)
+
+    def implied_of(self, rules: int) -> State:
+        """The same where what comes is thinking unless a start marker says where it begins."""
+        return Pending(rules, self.rules[rules].start)
+
+    def block_of(self, rules: int, call: bool = False) -> State:
+        """Right behind a start marker and its label."""
+        fresh = tuple(frozenset[Begun]({0}) for _ in self.rules[rules].implicit)
+        return Inside(rules, 0, fresh, False, 0, call)
+
+    def word(self, state: State) -> int:
+        """The automaton word of a state that was explored."""
+        return int(self.words[self._index[state]])
 
     def run(self, state: int, data: bytes) -> tuple[int, int]:
         """Feed bytes; return the state reached and all events on the way."""
         events = 0
         for byte in data:
-            entry = int(self.delta[state, byte])
+            entry = self._rows[state][byte]
             state, events = entry & STATE_MASK, events | entry & EVENTS
         return state, events
 
-    def _number(self, state: _Outside | _Inside) -> int:
+    def _number(self, state: State) -> int:
         if state not in self._index:
-            self._index[state] = len(self._states)
-            self._states.append(state)
+            self._index[state] = len(self.states)
+            self.states.append(state)
         return self._index[state]
 
-    def _word(self, index: int) -> int:
-        state = self._states[index]
-        if isinstance(state, _Outside):
-            return index
-        return index | INSIDE | (LINE_END if state.line_end else 0)
+    def _word(self, state: State) -> int:
+        index = self._index[state]
+        if isinstance(state, Pending):
+            return index | PENDING
+        if isinstance(state, Inside):
+            return index | INSIDE | (LINE_END if state.line_end else 0)
+        return index
 
-    def _step(self, state: _Outside | _Inside, byte: int) -> int:
-        return self._outside(state, byte) if isinstance(state, _Outside) else self._inside(state, byte)
+    def _entry(self, state: State, byte: int) -> int:
+        after, events = self._step(state, byte)
+        return self._number(after) | int(events)
 
-    def _outside(self, state: _Outside, byte: int) -> int:
-        end, ended = self._end.step(state.end, byte)
-        events = Event.END_OUTSIDE if ended else Event(0)
-        starts = {0} if byte == NEWLINE else set()
-        if self._start_by_bytes:
-            starts |= {k + 1 for k in state.starts if self._markers.start[k] == byte}
-            if len(self._markers.start) in starts:
-                return self.block_start | events | Event.OPEN
-        return self._number(_Outside(frozenset(starts), end)) | events
+    def _step(self, state: State, byte: int) -> tuple[State, Event]:
+        if isinstance(state, Outside):
+            return self._outside(state, byte)
+        if isinstance(state, Pending):
+            return self._pending(state, byte)
+        return self._inside(state, byte) if isinstance(state, Inside) else self._call(state, byte)
 
-    def _inside(self, state: _Inside, byte: int) -> int:
-        end, ended = self._end.step(state.end, byte)
+    def _outside(self, state: Outside, byte: int) -> tuple[State, Event]:
+        r, markers = state.rules, self.rules[state.rules]
+        fresh = self._everywhere or (state.place != NOWHERE and not state.space)
+        heads, (opened, call) = self._headers[r].step(state.heads, fresh, byte)
+        if opened:
+            return self._opened(r, call), Event.OPEN
+        end, ended = self._ends[r].step(state.end, byte)
         if ended:
-            return self._number(_Outside(frozenset(), 0)) | Event.CLOSE
-        progress = []
-        for spec, begun in zip(self._markers.implicit, state.implicit, strict=True):
-            grown = {k + 1 for k in begun if spec.marker[k] == byte}
-            if len(spec.marker) in grown:
-                return self._number(_Outside(frozenset(), 0)) | Event.IMPLICIT
-            progress.append(frozenset(grown | {0} if byte == NEWLINE or not spec.at_line_start else grown))
-        return self._number(_Inside(end, tuple(progress), byte == NEWLINE, _still_missing(state.missing, byte)))
+            again = self._behind(state, byte, state.end + 1, False) >= 0
+            return Outside(r, heads, behind=0 if again else -1), Event.END_OUTSIDE if again else Event(0)
+        space = space_after(state.space, byte)
+        place = FRESH if state.place == FRESH and space is not None else HERE if byte == NEWLINE else NOWHERE
+        half = space if place == FRESH and space is not None else b""
+        behind = self._behind(state, byte, end, space is not None)
+        if markers.line_break and behind and behind == len(self._answers[r]) > state.behind:
+            place, half = FRESH, b""
+        return Outside(r, heads, place, half, end, behind), Event(0)
+
+    def _behind(self, state: Outside, byte: int, end: int, space: bool) -> int:
+        """Whether this still stands right behind an end: white space and the answer's header, and the beginning of an
+        end marker there."""
+        answer, written = self._answers[state.rules], state.behind
+        alone = not state.space or state.end == len(state.space)  # no other byte than the end marker's stands there
+        if written < 0:
+            return -1
+        if written < len(answer) and answer[written] == byte and (written or not state.end):
+            return written + 1
+        if 0 < written < len(answer):  # no header; it may be the beginning of an end marker
+            return 0 if end == written + 1 else -1
+        begun = solid(self.rules[state.rules].end[: state.end])
+        stays = (space and (not begun or state.end == len(state.space))) or (alone and end == state.end + 1)
+        return written if stays else -1
+
+    def _opened(self, rules: int, call: bool = False) -> State:
+        label = self.rules[rules].label
+        return Pending(rules, label, spaced=False) if label else self.block_of(rules, call)
+
+    def _closed(self, rules: int) -> State:
+        return Outside(rules, behind=-1 if self.rules[rules].shared_end else 0)
+
+    def _pending(self, state: Pending, byte: int) -> tuple[State, Event]:
+        r = state.rules
+        if state.written < len(state.expected) and not state.space and state.expected[state.written] == byte:
+            if state.written + 1 < len(state.expected):
+                return replace(state, written=state.written + 1), Event(0)
+            if state.expected == self.rules[r].label:
+                return self.block_of(r), Event(0) | Event.OPEN
+            return self._opened(r), Event.OPEN
+        written = bytes([*state.expected[: state.written], *state.space, byte])
+        waits = self._waits(state, written) if state.spaced else None
+        if waits is not None:
+            return waits, Event(0)
+        after, events = self.block_of(r), Event.BEGIN
+        for each in written:
+            after, more = self._step(after, each)
+            events |= more
+        return after, events
+
+    def _waits(self, state: Pending, written: bytes) -> Pending | None:
+        """The state if what stands there is white space, and behind it the beginning of what is expected; else None."""
+        space: bytes | None = b""
+        for i, byte in enumerate(written):
+            space = space_after(space, byte) if space is not None else None
+            rest = written[i + 1 :]
+            if space == b"" and len(rest) < len(state.expected or b" ") and state.expected.startswith(rest):
+                return replace(state, written=len(rest), space=b"")
+        return replace(state, written=0, space=space) if space is not None else None
+
+    def _inside(self, state: Inside, byte: int) -> tuple[State, Event]:
+        r = state.rules
+        end, ended = self._ends[r].step(state.end, byte)
+        if ended:
+            return self._closed(r), Event.CLOSE
+        progress: list[frozenset[Begun]] = []
+        for i, (spec, begun) in enumerate(zip(self.rules[r].implicit, state.implicit, strict=True)):
+            fresh = byte == NEWLINE or not spec.at_line_start
+            grown, ended = spec.begun(fresh, begun, byte)
+            if ended and (state.call or not spec.in_calls):
+                after: State = Call(r, i, 0) if spec.until else Outside(r, place=NOWHERE)
+                return after, Event.IMPLICIT
+            progress.append(frozenset(k for k in grown if k != len(spec.marker) or spec.heads or spec.name))
+        missing = still_missing(state.missing, byte)
+        return Inside(r, end, tuple(progress), byte == NEWLINE, missing, state.call), Event(0)
+
+    def _call(self, state: Call, byte: int) -> tuple[State, Event]:
+        until = self.rules[state.rules].implicit[state.which].until
+        at, done = Matcher(until).step(state.until, byte)
+        return Pending(state.rules, b"") if done else replace(state, until=at), Event(0)

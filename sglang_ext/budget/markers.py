@@ -4,53 +4,57 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from ..vocab import added_tokens, token_bytes
-from .automaton import ImplicitEnd, Markers, Vocabulary
+from .automaton import Markers, Vocabulary
+from .families import PLAIN, Family
 
 _THINKING_WORD = re.compile(r"think|thought|reason", re.IGNORECASE)
 _CONTROL_SHAPE = re.compile("<[|\uff5c].*[|\uff5c]>", re.DOTALL)  # DeepSeek writes a full-width bar
 _OPPOSITES = (("START", "END"), ("start", "end"), ("BEGIN", "END"), ("begin", "end"), ("BOS", "EOS"))
 
 
-@dataclass(frozen=True)
-class ParserMarkers:
-    """What a reasoning parser looks for, as text."""
-
-    start: str
-    end: str
-    implicit: tuple[tuple[str, bool], ...] = ()  # marker, only at a line start
-
-
-def find_markers(tokenizer: Any, start: str | None, end: str | None, parser: ParserMarkers | None) -> Markers | None:
+def find_markers(tokenizer: Any, start: str | None, end: str | None,
+                 family: Family | None) -> tuple[Markers, ...] | None:
     """The model's markers, from the operator, the reasoning parser, or the tokenizer's added tokens, in this order.
 
     Args:
         start, end: the operator's markers; both or neither.
-        parser: what the server's reasoning parser looks for.
+        family: the row of the server's reasoning parser.
 
     Returns:
-        None if none of the three knows.
+        The pairs of markers that a response may have, the usual one first; None if none of the three knows.
 
     Raises:
         ValueError: only one of start and end was given, or the two are equal.
     """
+    row = family_of(tokenizer, start, end, family)
+    return markers_of(tokenizer, row) if row is not None else None
+
+
+def markers_of(tokenizer: Any, family: Family) -> tuple[Markers, ...]:
+    """A row's pairs of markers, with what the tokenizer's chat template writes behind the end marker.
+
+    Raises:
+        ValueError: the two of a pair are equal.
+    """
+    return Markers.of(family, _line_break(getattr(tokenizer, "chat_template", None), family.end))
+
+
+def family_of(tokenizer: Any, start: str | None, end: str | None, family: Family | None) -> Family | None:
+    """The row that is in force; see `find_markers`."""
     if (start is None) != (end is None):
         raise ValueError("--think-start and --think-end go together: give both or neither")
-    pair = (start, end) if start is not None else None
-    if pair is None:
-        pair = (parser.start, parser.end) if parser is not None else _pair_in_added_tokens(tokenizer)
-    if pair is None or not pair[0] or not pair[1]:
-        return None
-    implicit = parser.implicit if parser is not None else ()
-    return Markers(
-        pair[0].encode(),
-        pair[1].encode(),
-        _line_break(getattr(tokenizer, "chat_template", None), pair[1]).encode(),
-        tuple(ImplicitEnd(text.encode(), at_line_start) for text, at_line_start in implicit if text),
-    )
+    if start is not None and end is not None:
+        if family is not None and (start, end) == (family.start, family.end):
+            return family
+        return replace(PLAIN, start=start, end=end) if start and end else None
+    if family is None:
+        pair = _pair_in_added_tokens(tokenizer)
+        return replace(PLAIN, start=pair[0], end=pair[1]) if pair is not None else None
+    return family if family.start and family.end else None
 
 
 def _pair_in_added_tokens(tokenizer: Any) -> tuple[str, str] | None:
@@ -76,34 +80,39 @@ def _line_break(template: Any, end: str) -> str:
     return max((run.replace("\\n", "\n") for run in runs), key=len, default="")
 
 
-def vocabulary_of(tokenizer: Any, markers: Markers, eos_ids: Sequence[int], width: int) -> Vocabulary:
+def vocabulary_of(tokenizer: Any, pairs: Markers | Sequence[Markers], eos_ids: Sequence[int], width: int) -> Vocabulary:
     """How a tokenizer's vocabulary writes the markers.
 
     Args:
+        pairs: the pairs of markers that a response may have, the usual one first; or that one.
         eos_ids: ids that end a response, as the engine has them.
         width: how many ids the model can write; a tokenizer may know more.
 
     Raises:
-        ValueError: the vocabulary cannot write the end marker.
+        ValueError: the vocabulary cannot write an end marker.
     """
+    pairs = (pairs,) if isinstance(pairs, Markers) else tuple(pairs)
     pieces = token_bytes(tokenizer)[:width]
-    added = added_tokens(tokenizer)
-    start_ids = _exact(tokenizer, pieces, markers.start)
-    end_ids = _exact(tokenizer, pieces, markers.end)
-    marker_ids = {*(start_ids or ()), *(end_ids or ())}
+    added = {i: token for i, token in added_tokens(tokenizer).items() if i < len(pieces)}
+    texts = {text for pair in pairs for text in (pair.start, pair.end, pair.label, pair.line_break)}
+    exact = {text: _exact(tokenizer, pieces, text) for text in texts}
+    marker_ids = {i for pair in pairs for text in (pair.start, pair.end) for i in exact[text] or ()}
     control = {i for i, token in added.items() if token.special or _CONTROL_SHAPE.fullmatch(token.content)}
-    start_id = start_ids[0] if start_ids is not None and len(start_ids) == 1 else None
-    known_eos = tuple(sorted({i for i in eos_ids if 0 <= i < len(pieces)}))
-    draft = Vocabulary(pieces, start_id, (), (), known_eos, frozenset(control - marker_ids))
-    break_ids = _exact(tokenizer, pieces, markers.line_break)
-    return Vocabulary(
+    headers = {part for pair in pairs for o in pair.openings for part in o.parts if isinstance(part, str)}
+    header_ids = {i for i in added if i in marker_ids or added[i].content in headers}
+    first, start = pairs[0], exact[pairs[0].start]
+    draft = Vocabulary(
         pieces,
-        start_id,
-        tuple(end_ids if end_ids is not None else draft.spell(markers.end)),
-        tuple(break_ids if break_ids is not None else draft.spell(markers.line_break)),
-        draft.eos_ids,
-        draft.control_ids,
+        start[0] if start is not None and len(start) == 1 else None,
+        (),
+        (),
+        tuple(sorted({i for i in eos_ids if 0 <= i < len(pieces)})),
+        frozenset(control - marker_ids),
+        frozenset(header_ids),
+        getattr(tokenizer, "bos_token_id", None),
+        {text: tuple(ids) for text, ids in exact.items() if ids is not None},
     )
+    return replace(draft, end_ids=draft.ids_of(first.end), break_ids=draft.ids_of(first.line_break))
 
 
 def encode_exact(tokenizer: Any, vocabulary: Vocabulary, text: str) -> list[int]:

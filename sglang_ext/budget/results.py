@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .admission import Admission, prompt_word
+from .admission import Admission
 from .automaton import Automaton
 from .contract import AUTO, UNLIMITED
 from .effort import Share
-from .kernels.layout import AUTO_MASK, INSIDE, STATE_MASK
+from .kernels.layout import AUTO_MASK, INSIDE, STATE_MASK, Event
+from .prompt import Request, start_of
 from .spelling import names
 
 
@@ -35,9 +36,9 @@ class ReasoningCount:
 class ReasoningCounter:
     """Counts the thinking in responses of one served model, from their ids.
 
-    A token is thinking if a block is open before it: from the first one after the start marker up to the last piece of
-    the end marker, whoever wrote it. So a forced message and a forced end marker are counted, and what follows the
-    marker, a line break say, is not.
+    A token is thinking if a block is open before it, or opens with what it says itself: from the first one after the
+    start marker up to the last piece of the end marker, whoever wrote it. So a forced message and a forced end marker
+    are counted, and what follows the marker, a line break say, is not.
     """
 
     def __init__(self, automaton: Automaton) -> None:
@@ -47,21 +48,22 @@ class ReasoningCounter:
         self._step: list[int] = automaton.step.tolist()
         self._classes = len(self._step) // automaton.states
 
-    def start(self, prompt: Sequence[int]) -> ReasoningCount:
+    def start(self, prompt: Sequence[int], request: Request) -> ReasoningCount:
         """The count before the first output token.
 
         Args:
             prompt: ids of the whole prompt.
         """
-        return ReasoningCount(prompt_word(self._automaton, prompt))
+        return ReasoningCount(start_of(self._automaton, prompt, request).word)
 
     def advance(self, count: ReasoningCount, output: Sequence[int]) -> int:
         """Count what has been added to `output`, all ids of the response so far; return how many are thinking."""
-        auto, known = count.auto, len(self._token_class)
+        auto, known, begins = count.auto, len(self._token_class), int(Event.BEGIN)
         for token in output[count.length :]:
-            count.tokens += bool(auto & INSIDE)
             kind = self._token_class[token] if 0 <= token < known else 0
-            auto = self._step[(auto & STATE_MASK) * self._classes + kind] & AUTO_MASK
+            entry = self._step[(auto & STATE_MASK) * self._classes + kind]
+            count.tokens += bool(auto & INSIDE or entry & begins)
+            auto = entry & AUTO_MASK
         count.auto, count.length = auto, max(count.length, len(output))
         return count.tokens
 

@@ -10,19 +10,19 @@ from ..config import Settings, SettingsError
 from .admission import UNKNOWN_MARKERS, Admission
 from .automaton import Automaton
 from .contract import STOP_MESSAGE, BudgetError, ThinkBudget
-from .markers import ParserMarkers, encode_exact, find_markers, vocabulary_of
+from .families import Family
+from .markers import encode_exact, family_of, markers_of, vocabulary_of
 
 logger = logging.getLogger(__name__)
 _current: Admission | None = None
 
 
-def build(settings: Settings, tokenizer: Any, parser: ParserMarkers | None, eos_ids: set[int],
-          width: int) -> Admission:
+def build(settings: Settings, tokenizer: Any, family: Family | None, eos_ids: set[int], width: int) -> Admission:
     """What a served model's budgets need, from its tokenizer.
 
     Args:
         tokenizer: None where the server runs without one.
-        parser: what the server's reasoning parser looks for.
+        family: the row of the server's reasoning parser.
         eos_ids: ids that end a response.
         width: how many ids the model can write.
 
@@ -31,26 +31,27 @@ def build(settings: Settings, tokenizer: Any, parser: ParserMarkers | None, eos_
     """
     if tokenizer is None:
         return refusing(settings, "the server runs without a tokenizer")
-    markers = find_markers(tokenizer, settings.think_start, settings.think_end, parser)
-    if markers is None:
+    row = family_of(tokenizer, settings.think_start, settings.think_end, family)
+    if row is None:
         return refusing(settings, UNKNOWN_MARKERS)
+    pairs = markers_of(tokenizer, row)
     try:
-        vocabulary = vocabulary_of(tokenizer, markers, sorted(eos_ids), width)
+        vocabulary = vocabulary_of(tokenizer, pairs, sorted(eos_ids), width)
     except ValueError as error:
-        return refusing(settings, f"the end marker {markers.end.decode()!r} cannot be written: {error}")
-    automaton = Automaton(markers, vocabulary)
+        return refusing(settings, f"the end marker {pairs[0].end.decode()!r} cannot be written: {error}")
+    automaton = Automaton(pairs, vocabulary)
 
     def encode(text: str) -> list[int]:
         return encode_exact(tokenizer, vocabulary, text)
 
-    admission = Admission(settings.limits, automaton, encode)
+    admission = Admission(settings.limits, automaton, encode, family=row)
     try:
         admission.message_ids(admission.limits.default or ThinkBudget())
     except BudgetError as error:
         if settings.think_message != STOP_MESSAGE:
             raise SettingsError(str(error).replace("think_budget.message", "--think-message")) from None
         logger.warning("no stop message: this model cannot be made to write the default one (%s)", error)
-        return Admission(replace(settings, think_message="").limits, automaton, encode)
+        return Admission(replace(settings, think_message="").limits, automaton, encode, family=row)
     return admission
 
 
@@ -71,6 +72,11 @@ def install(admission: Admission) -> None:
     """Make this the process's admission."""
     global _current
     _current = admission
+
+
+def current_or_none() -> Admission | None:
+    """The process's admission; None in a process that serves no requests."""
+    return _current
 
 
 def current() -> Admission:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from ..budget.byte_rules import space_after
+
 UNLIMITED = -1
 LINE_FEED = b"\n"
-_MID_LINE = b"\0"  # stands for whatever does not begin a line; it occurs in no marker
+_NOWHERE, _HERE, _FRESH = 0, 1, 2  # where a block may open: not here; with the next byte; behind white space
 
 
 def half_written(written: bytes, marker: bytes) -> int:
@@ -42,13 +44,11 @@ class Block:
 class Thinking:
     """Follows a response and sees its thinking begin and end.
 
-    A block opens at the start of the response or of a line; anywhere else the start marker is text. The end marker
-    closes it however it is tokenized.
+    A block opens at the start of the response or right behind an end marker, white space aside, and at the start of a
+    line; anywhere else the start marker is text. Markers count however they are tokenized.
 
     Attributes:
         start, end: the markers.
-        start_id: the id that is the whole start marker, which then alone opens a block; None if there is none, or ids
-            are not known.
         used: tokens chosen inside blocks so far, the model's own end marker included; at most that many where `exact`
             is false.
         exact: whether every change was seen token by token.
@@ -58,12 +58,14 @@ class Thinking:
 
     start: bytes
     end: bytes
-    start_id: int | None = None
     used: int = 0
     exact: bool = True
     length: int = 0
     blocks: list[Block] = field(default_factory=list)
-    _recent: bytes = LINE_FEED  # the last bytes on this side of the last marker
+    _recent: bytes = b""  # the last bytes on this side of the last marker
+    _begun: frozenset[int] = frozenset()  # how far start markers stand written that began where a block may open
+    _place: int = _FRESH  # whether one may begin with the next byte
+    _space: bytes = b""  # of a character of white space that is not complete
 
     def begin_inside(self, written: bytes) -> None:
         """The prompt left a block open, with `written` in it."""
@@ -84,12 +86,12 @@ class Thinking:
     @property
     def half_start(self) -> bool:
         """Whether a start marker stands half-written where it would open a block."""
-        return not self.open and half_written(self._recent, LINE_FEED + self.start) > len(LINE_FEED)
+        return not self.open and bool(self._begun)
 
-    def feed(self, data: bytes, tokens: int = 1, token_id: int | None = None) -> None:
+    def feed(self, data: bytes, tokens: int = 1) -> None:
         """The model wrote `data`, in `tokens` tokens."""
         was_open, known = self.open, len(self.blocks)
-        self._write(data, token_id)
+        self._write(data)
         opened = len(self.blocks) > known
         if was_open or opened:
             self.used += tokens - (not was_open)  # the start marker takes a token, which is no thinking
@@ -98,37 +100,46 @@ class Thinking:
 
     def force(self, data: bytes) -> None:
         """The client wrote `data`, which counts as nobody's thinking."""
-        self._write(data, None)
+        self._write(data)
 
     def forget(self, n: int) -> None:
         """The last `n` bytes, which are no marker's, are left out of the response."""
         self.length -= n
 
-    def _write(self, data: bytes, token_id: int | None) -> None:
-        if self.start_id is not None and token_id == self.start_id and not self.open:
-            self._open_by_id(data)
-            return
+    def _write(self, data: bytes) -> None:
         for byte in data:
-            self._byte(byte)
+            self.length += 1
+            self._recent = (self._recent + bytes([byte]))[-len(self.end) :]
+            if self.open:
+                self._inside()
+            else:
+                self._outside(byte)
 
-    def _open_by_id(self, data: bytes) -> None:
-        at_line_start = self._recent.endswith(LINE_FEED)
-        self.length += len(data)
-        self._recent = b""
-        if at_line_start:
-            self.blocks.append(Block(self.length - len(data), self.length))
+    def _inside(self) -> None:
+        if self._recent == self.end:
+            block = self.blocks[-1]
+            block.inner_end, block.end = self.length - len(self.end), self.length
+            self._restart()
 
-    def _byte(self, byte: int) -> None:
-        self.length += 1
-        self._recent = (self._recent + bytes([byte]))[-max(len(self.start) + 1, len(self.end)) :]
-        if self.open:
-            if self._recent.endswith(self.end):
-                block = self.blocks[-1]
-                block.inner_end, block.end = self.length - len(self.end), self.length
-                self._recent = _MID_LINE
-        elif self.start_id is None and self._recent.endswith(LINE_FEED + self.start):
+    def _outside(self, byte: int) -> None:
+        may_begin = self._place != _NOWHERE and not self._space
+        begun = self._begun | {0} if may_begin else self._begun
+        self._begun = frozenset(k + 1 for k in begun if self.start[k] == byte)
+        if len(self.start) in self._begun:
             self.blocks.append(Block(self.length - len(self.start), self.length))
-            self._recent = b""
+            self._recent, self._begun = b"", frozenset()
+            return
+        if self._recent == self.end:
+            self._restart(self._begun)
+            return
+        space = space_after(self._space, byte)
+        fresh = self._place == _FRESH and space is not None
+        self._place = _FRESH if fresh else _HERE if byte == LINE_FEED[0] else _NOWHERE
+        self._space = space if fresh and space is not None else b""
+
+    def _restart(self, begun: frozenset[int] = frozenset()) -> None:
+        """Right behind an end marker."""
+        self._recent, self._begun, self._place, self._space = b"", begun, _FRESH, b""
 
 
 def split(data: bytes, blocks: Iterable[Block]) -> tuple[bytes, bytes]:

@@ -24,9 +24,9 @@ class Transcript(ABC):
         stopped_at: the stop string that ended it, if one was seen here.
     """
 
-    def __init__(self, endpoint: Endpoint, query: Query, start_id: int | None) -> None:
+    def __init__(self, endpoint: Endpoint, query: Query) -> None:
         self.data = bytearray()
-        self.thinking = Thinking(endpoint.start.encode(), endpoint.end.encode(), start_id)
+        self.thinking = Thinking(endpoint.start.encode(), endpoint.end.encode())
         self.forced: list[str] = []
         self.stopped_at: str | None = None
         self._closing = (query.message, endpoint.end, endpoint.line_break)
@@ -116,7 +116,7 @@ class IdTranscript(Transcript):
     """In token ids: the next call's prompt begins with exactly the ids that the last call saw and wrote."""
 
     def __init__(self, endpoint: Endpoint, query: Query, tokens: Tokens) -> None:
-        super().__init__(endpoint, query, tokens.start_id)
+        super().__init__(endpoint, query)
         self._tokens = tokens
         self._prompt = tokens.prompt(query.prompt, query.template)
         inside = tokens.open_in(self._prompt)
@@ -140,7 +140,7 @@ class IdTranscript(Transcript):
             if event.finish == "stop" and n == len(ids) - 1 and (event.matched == i or not piece):
                 return  # EOS, or a stop token
             self.data += piece
-            self.thinking.feed(piece, token_id=i)
+            self.thinking.feed(piece)
             self._cut_at_stop(len(piece))
             if self.stopped_at is not None:
                 return
@@ -194,7 +194,7 @@ class TextTranscript(Transcript):
     """In text: the server encodes the next prompt anew, and may cut it differently around where calls meet."""
 
     def __init__(self, endpoint: Endpoint, query: Query) -> None:
-        super().__init__(endpoint, query, None)
+        super().__init__(endpoint, query)
         prompt, tokens = query.prompt, endpoint.tokens
         if isinstance(prompt, str):
             self._prompt = prompt

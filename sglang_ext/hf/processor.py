@@ -48,7 +48,8 @@ class ThinkBudgetLogitsProcessor(LogitsProcessor):
 
     def __init__(self, model: Any, tokenizer: Any, budgets: Budget | Sequence[Budget], input_ids: torch.Tensor,
                  attention_mask: torch.Tensor | None = None, *, markers: tuple[str, str] | None = None,
-                 message: str = "", generation_config: GenerationConfig | None = None, **options: Any) -> None:
+                 parser: str | None = None, message: str = "", generation_config: GenerationConfig | None = None,
+                 **options: Any) -> None:
         """Check the budgets and make their rows.
 
         Args:
@@ -59,6 +60,7 @@ class ThinkBudgetLogitsProcessor(LogitsProcessor):
             input_ids: [prompts, length] int, the prompts.
             attention_mask: [prompts, length], 0 at padding; None if there is none.
             markers: texts that open and end thinking; None to take the tokenizer's.
+            parser: what sglang's `--reasoning-parser` would be for the model, of families that are no pair of tags.
             message: text forced before the end marker, where a budget names none.
             generation_config, options: as `generate()` gets them.
 
@@ -74,7 +76,8 @@ class ThinkBudgetLogitsProcessor(LogitsProcessor):
                              "accepted: two of the same shape [prompts, length]")
         self._options = Options.of(model, generation_config, options, input_ids.shape[1])
         self._width = int(model.config.get_text_config().vocab_size)
-        self._admission = build_admission(tokenizer, markers, message, self._options.eos_ids, self._width)
+        self._admission = build_admission(tokenizer, markers, message, self._options.eos_ids, self._width,
+                                          parser)
         self._prompt = input_ids.repeat_interleave(self._options.copies, 0)
         attended = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         prompts = [ids[kept.bool()].tolist() for ids, kept in zip(input_ids, attended, strict=True)]
@@ -222,7 +225,9 @@ class ThinkBudgetLogitsProcessor(LogitsProcessor):
         needed = int(Flag.ACTIVE | Flag.EOS_CLOSES)
         closable = ((words[:, Word.FLAGS] & needed) == needed) & ((words[:, Word.AUTO] & INSIDE) != 0)
         closable &= (words[:, Word.CURSOR] == NOT_FORCING) & ~point.ended
-        end_ids = point.state.program[device.tables.end_cursor[words[:, Word.AUTO] & STATE_MASK]].long()
+        rest = device.tables.end_cursor[words[:, Word.AUTO] & STATE_MASK]
+        whole = device.tables.end_start[words[:, Word.AUTO] & STATE_MASK]
+        end_ids = point.state.program[torch.where(rest == 0, whole, rest)].long()
         end, eos = scores.gather(1, end_ids[:, None]), scores[:, device.eos_ids]
         both = torch.cat([end, eos], 1)
         if t:

@@ -1,0 +1,79 @@
+"""What a request of an endpoint says about its thinking, beside its budget.
+
+It is noted where the request becomes sampling parameters, and settled where the prompt's ids are known; from there on
+the response is parsed by it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from sglang_ext.budget import service
+from sglang_ext.budget.families import Implied
+from sglang_ext.budget.prompt import Request, Start
+
+ASKED = "think_asked"
+"""Key in sampling parameters, as long as they are in the process that serves HTTP."""
+REQUEST_KEY = "think_request"
+"""Key in `custom_params` on the way to the scheduler."""
+_PRIVATE = "_think_asked"
+
+
+@dataclass
+class Asked:
+    """What a request says.
+
+    Attributes:
+        parsed: sglang's reasoning parser reads the response.
+        tools: the model may call tools.
+        prefilled: the prompt ends in a message of the assistant's that the response goes on with.
+        request, start: what came of it; None for a request without a budget.
+    """
+
+    parsed: bool = False
+    tools: bool = False
+    prefilled: bool = False
+    request: Request | None = None
+    start: Start | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Asked:
+        return self  # whoever copies the parameters is still told what comes of them
+
+    def settle(self, thinks: bool, grammar: bool, input_ids: list[int]) -> Request:
+        """What it comes to, for a request that has a budget.
+
+        Args:
+            thinks: thinking is switched on.
+            grammar: a grammar waits for the end of the thinking.
+            input_ids: the prompt.
+        """
+        admission = service.current()
+        family = admission.family
+        implied = family.implied is Implied.ALWAYS and self.parsed
+        waits = grammar and not family.anywhere and not family.openings
+        implied |= thinks and (family.implied is not Implied.NEVER or waits)
+        self.request = Request(self.tools, implied and not self.prefilled)
+        self.start = admission.start(input_ids, self.request)
+        return self.request
+
+
+def note(request: Any, params: dict[str, Any], parsed: bool) -> dict[str, Any]:
+    """Sampling parameters with what the request says; the request keeps it too."""
+    messages = getattr(request, "messages", None)
+    asked = Asked(parsed, has_tools(request), bool(getattr(request, "continue_final_message", False) and messages))
+    private = getattr(request, "__pydantic_private__", None)
+    if private is not None:
+        private[_PRIVATE] = asked
+    return {**params, ASKED: asked}
+
+
+def asked_of(request: Any) -> Asked | None:
+    """What was noted of a request."""
+    private = getattr(request, "__pydantic_private__", None)
+    return private.get(_PRIVATE) if private is not None else None
+
+
+def has_tools(request: Any) -> bool:
+    """Whether the model may call tools in its response."""
+    return bool(getattr(request, "tools", None)) and getattr(request, "tool_choice", None) != "none"
