@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
-from sglang_ext.budget.kernels.layout import Word
+from sglang_ext.budget.kernels.layout import NOT_FORCING, Word
 
 from sglang_ext.budget import service
 from sglang_ext.budget.admission import Outlook, RequestRow
@@ -30,12 +30,17 @@ from .usage import RESULT_KEY, Report
 
 
 class Thinking:
-    """A request's budget and, from its first prefill on, its row. Hangs on sglang's `Req` as `think`."""
+    """A request's budget and, from its first prefill on, its row. Hangs on sglang's `Req` as `think`.
+
+    Attributes:
+        read_after: number of the forward whose token for this request is in its output already (`one_step.py`), or -1.
+    """
 
     def __init__(self, budget: ThinkBudget, request: Request) -> None:
         self.budget = budget
         self.request = request
         self.seams = Seams()
+        self.read_after = -1
         self._row: RequestRow | None = None
         self._announced: tuple[int, int] | None = None  # ids written by the budget so far, tokens taken in by the step
         self._written = 0
@@ -77,10 +82,25 @@ class Thinking:
         self._written += sum(forced)
         self.seams.add(forced, begin)
 
+    def wrote(self, begin: int, count: int) -> None:
+        """Take note of `count` ids, from `begin` on, that were put into the output without a step of their own."""
+        self._written += count
+        self.seams.add([True] * count, begin)
+
     def replay(self, output: Sequence[int]) -> None:
         """Note the words after an output that ended within a step."""
         if self._row is not None:
             self._row.note(service.current().rebuilt(self._row, output), len(output))
+
+    def forces(self, length: int) -> bool:
+        """Whether the host knows that the budget writes the token after the first `length`."""
+        row = self._row
+        return row is not None and bool(row.latest) and row.latest_length == length and (
+            row.latest[Word.CURSOR] != NOT_FORCING)
+
+    def to_come(self, req: Any, most: int) -> list[int]:
+        """What the budget forces after the request's output so far, at most `most` ids."""
+        return service.current().outlook(self.row(req), req.output_ids).complete((), most)
 
     def outlook(self, output: Sequence[int]) -> Outlook | None:
         """What the budget does after this output; None before the first prefill."""

@@ -18,6 +18,7 @@ from . import (
     launch,
     metrics,
     ollama,
+    one_step,
     request_models,
     sampling,
     scheduler,
@@ -300,6 +301,26 @@ HOOKS = (
         "managers.scheduler.Scheduler.get_output_streamer_class", scheduler.get_output_streamer_class,
         "sglang's extension point for fields of a response",
         "self",
+    ),
+    Hook(
+        "managers.scheduler.Scheduler._add_request_to_queue", one_step.add_request_to_queue,
+        "from here on a prefill can be made of a request; ids that are forced at once become a part of it",
+        "self, req, is_retracted",
+    ),
+    Hook(
+        "managers.schedule_batch.ScheduleBatch.prepare_for_extend", one_step.prepare_for_extend,
+        "it counts what the cache had of the prompt, and cannot tell forced ids from it",
+        "self",
+    ),
+    Hook(
+        "managers.scheduler.Scheduler.get_new_batch_prefill", one_step.get_new_batch_prefill,
+        "where it is decided that a batch is read instead of a decoding step; there is no extension point",
+        "self, running_batch",
+    ),
+    Hook(
+        "managers.scheduler.Scheduler.process_batch_result", one_step.process_batch_result,
+        "a step in flight brings a token that its request has already",
+        "self, batch, result",
     ),
     Hook(
         "managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor._resolve_spec_v2_tokens",

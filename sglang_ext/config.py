@@ -67,6 +67,10 @@ class Settings:
         None, str, "TEXT", "marker that opens thinking (default: the reasoning parser's, else the tokenizer's)"
     )
     think_end: str | None = _setting(None, str, "TEXT", "marker that ends thinking; goes with --think-start")
+    think_one_step: str = _setting(
+        "on", str, "on|off", "on = where more than a few ids are forced, they are read in one forward, if that brings "
+        "more tokens than it costs the other requests; off = they are written token by token (default: on)"
+    )
     uag_lengths: str = _setting(
         "auto", str, "auto|fixed", "draft lengths of --speculative-algorithm UAG: auto = from acceptance and measured "
         "times, down to no draft; fixed = always as long as --speculative-num-draft-tokens allows (default: auto)"
@@ -89,6 +93,8 @@ class Settings:
         if self.think_budget_max is not None and not 0 <= self.think_budget_max <= CEILING:
             raise SettingsError(f"--think-budget-max: {self.think_budget_max} is out of range; "
                                 f"accepted: 0 to {CEILING}")
+        if self.think_one_step not in ("on", "off"):
+            raise SettingsError(f"--think-one-step {self.think_one_step!r}: accepted: on, off")
         if self.uag_lengths not in ("auto", "fixed"):
             raise SettingsError(f"--uag-lengths {self.uag_lengths!r}: accepted: auto, fixed")
         self.efforts  # noqa: B018 - checks the rest

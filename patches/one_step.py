@@ -1,0 +1,203 @@
+"""`Scheduler`: a forced end that is known is read in one forward, instead of being written token by token.
+
+What is forced from the response's start on is a part of the request's first prefill. Where a decoding request is at its
+wall, the rest of its forced ids is appended to its output and read as one more chunk of its prefill: it keeps its slot
+and its cache, as a request does between chunks, and its next token is the answer's. Under overlap scheduling the host
+learns of the wall while the next step runs; what that step sampled for the request is in its output already, and is
+dropped as sglang drops the result of a request that was taken off its slot. The rest of the batch waits for that
+forward, or decodes in it where the operator mixes the two (`--enable-mixed-chunk`).
+
+Token by token is the definition. A request of which more is asked than its ids stays there (`_fits`), and so does one
+whose end is not worth a forward of its own (`worth`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sglang_ext.budget.one_step import Cut, chosen
+from sglang_ext.config import Settings
+
+from .tokenizer_manager import GRAMMARS
+
+
+@dataclass(frozen=True)
+class _Reads:
+    """Where this server reads forced ids at once.
+
+    Attributes:
+        with_prompt: those that are known before the prompt is read.
+        while_decoding: those of a request at its wall.
+        mixed: whether the rest of the batch decodes in the same forward.
+        most: tokens that one forward reads at most.
+    """
+
+    with_prompt: bool
+    while_decoding: bool
+    mixed: bool
+    most: int
+
+    @classmethod
+    def of(cls, scheduler: Any) -> _Reads:
+        from sglang.srt.disaggregation.utils import DisaggregationMode
+        from sglang.srt.hardware_backend.mlx.runtime import use_mlx
+        from sglang.srt.runtime_context import get_parallel
+
+        parallel = get_parallel()
+        plain = (Settings.from_environment().think_one_step == "on" and scheduler.spec_algorithm.is_none()
+                 and scheduler.disaggregation_mode == DisaggregationMode.NULL
+                 and not scheduler.model_config.is_encoder_decoder)
+        # Pages that a chunk would end within, caches with a second tier or a second kind of state or outside the pool,
+        # and ranks or loops that decide together what kind a step is.
+        held = (scheduler.page_size > 1 or scheduler.is_hybrid_swa or scheduler.tree_cache.supports_mamba()
+                or scheduler.enable_hierarchical_cache or scheduler.enable_lmcache
+                or scheduler.enable_unified_cache_external_linker or scheduler.enable_hisparse
+                or scheduler.enable_unified_memory or scheduler.require_mlp_sync or parallel.attn_cp_size > 1
+                or parallel.dcp_size > 1 or scheduler.enable_pdmux or use_mlx())
+        most = scheduler.chunked_prefill_size or scheduler.max_prefill_tokens
+        return cls(plain, plain and not held, scheduler.is_mixed_chunk, most)
+
+
+def add_request_to_queue(original: Callable[..., None], self: Any, req: Any, is_retracted: bool = False) -> None:
+    think = getattr(req, "think", None)
+    if think is not None and not req.finished() and req.to_finish is None and _reads(self).with_prompt and _fits(req):
+        _append(self, req, think.to_come(req, _room(req)))
+    original(self, req, is_retracted)
+
+
+def prepare_for_extend(original: Callable[..., None], self: Any) -> None:
+    """Count as cached what the prompt alone would have found."""
+    original(self)
+    for req in self.reqs:
+        think = getattr(req, "think", None)
+        if think is not None and req.output_ids:
+            page = self.tree_cache.page_size
+            more = req.cached_tokens - (len(req.origin_input_ids) - 1) // page * page
+            if more > 0:
+                req.cached_tokens -= more
+                req.cached_tokens_device = max(0, req.cached_tokens_device - more)
+
+
+def get_new_batch_prefill(original: Callable[..., Any], self: Any, running_batch: Any) -> Any:
+    plan = original(self, running_batch)
+    if plan.batch_to_run is not None or self.chunked_req is not None or not _reads(self).while_decoding:
+        return plan
+    running = plan.running_batch
+    mixes = _reads(self).mixed and _can_mix(running)
+    cuts = _cuts(running)
+    if cuts:
+        cuts = chosen(cuts, 0 if mixes else len(running.reqs), _reads(self).most)
+    if not cuts or not _find_room(self, cuts):
+        return plan
+    batch = _extension(self, running, cuts)
+    if mixes:
+        running = _mix(self, batch, running)
+    return type(plan)(batch_to_run=batch, running_batch=running)
+
+
+def process_batch_result(original: Callable[..., None], self: Any, batch: Any, result: Any) -> None:
+    late = [req for req in batch.reqs if getattr(req, "think", None) is not None
+            and req.think.read_after == batch.forward_iter]
+    for req in late:
+        req.is_retracted = True
+    try:
+        original(self, batch, result)
+    finally:
+        for req in late:
+            req.is_retracted = False
+
+
+def _reads(scheduler: Any) -> _Reads:
+    reads = getattr(scheduler, "think_reads", None)
+    if reads is None:
+        reads = scheduler.think_reads = _Reads.of(scheduler)
+    return reads  # type: ignore[no-any-return]
+
+
+def _fits(req: Any) -> bool:
+    """Whether a request's response is its ids alone, and nothing follows them on the host or beside the device's rows
+    that would miss a token."""
+    params = req.sampling_params
+    reports = (req.return_logprob or req.return_hidden_states or req.return_routed_experts or req.return_indexer_topk
+               or req.return_sampling_mask)
+    counts = (params.frequency_penalty or params.presence_penalty or params.repetition_penalty != 1.0
+              or params.min_new_tokens)
+    steers = req.grammar is not None or req.custom_logit_processor or any(getattr(params, name) for name in GRAMMARS)
+    holds = (req.input_embeds is not None or req.positional_embed_overrides is not None
+             or req.multimodal_inputs is not None or req.session is not None or req.lora_id is not None
+             or req.beam_group is not None)
+    return not (reports or counts or steers or holds)
+
+
+def _room(req: Any) -> int:
+    """How many ids can be appended so that a token is left to be sampled."""
+    return max(0, req.sampling_params.max_new_tokens - len(req.output_ids) - 1)
+
+
+def _append(scheduler: Any, req: Any, ids: Sequence[int]) -> None:
+    if ids:
+        req.think.wrote(len(req.output_ids), len(ids))
+        req.output_ids.extend(ids)
+        scheduler.batch_result_processor._maybe_update_reasoning_tokens(req, list(ids))
+
+
+def _cuts(running_batch: Any) -> list[Cut]:
+    """The requests of a decoding batch that are at their wall and can be read on."""
+    cuts = []
+    for req in running_batch.reqs:
+        think = getattr(req, "think", None)
+        if think is None or not think.forces(len(req.output_ids)) or req.finished() or req.to_finish is not None:
+            continue
+        if _fits(req):
+            cuts.append(Cut(req, think.to_come(req, _room(req)), req.seqlen - req.kv.kv_committed_len))
+    return cuts
+
+
+def _extension(scheduler: Any, running_batch: Any, cuts: Sequence[Cut]) -> Any:
+    """A batch that reads forced ids of running requests, which leave the running batch for it."""
+    reqs = [cut.req for cut in cuts]
+    running_batch.filter_batch(reqs_to_exclude=reqs)
+    flying = scheduler.result_queue[-1][0] if scheduler.enable_overlap and scheduler.result_queue else None
+    in_flight = set(flying.reqs) if flying is not None else set()
+    for cut in cuts:
+        req = cut.req
+        if req in in_flight:
+            req.think.read_after = flying.forward_iter
+        _append(scheduler, req, cut.ids)
+        req.think.replay(req.output_ids)
+        req.refresh_fill_ids()
+        req.prefix_len = req.already_computed = req.kv.kv_committed_len
+        req.extend_end = len(req.full_untruncated_fill_ids)
+    batch = type(running_batch).init_new(
+        reqs, scheduler.req_to_token_pool, scheduler.token_to_kv_pool_allocator, scheduler.tree_cache,
+        scheduler.model_config, scheduler.enable_overlap, scheduler.spec_algorithm)
+    batch.prepare_for_extend()
+    batch.decoding_reqs = None
+    return batch
+
+
+def _can_mix(running_batch: Any) -> bool:
+    """Whether sglang can decode this batch in the forward of an extension."""
+    return not running_batch.return_logprob and all(req.beam_group is None for req in running_batch.reqs)
+
+
+def _mix(scheduler: Any, batch: Any, running_batch: Any) -> Any:
+    """Let the others decode in the forward that reads, as in that of a prefill's chunk; what is left running."""
+    running_batch.filter_batch(reqs_to_exclude=scheduler._reqs_finishing_inflight(running_batch))
+    if running_batch.is_empty() or not running_batch.check_decode_mem():
+        return running_batch
+    running_batch.prepare_for_decode()
+    batch.mix_with_running(running_batch)
+    batch.decoding_reqs = running_batch.reqs
+    return type(running_batch)(reqs=[], batch_is_full=running_batch.batch_is_full)
+
+
+def _find_room(scheduler: Any, cuts: Sequence[Cut]) -> bool:
+    """Make room in the pool for what is read; False: there is none without taking requests off their slots."""
+    from sglang.srt.mem_cache.common import evict_from_tree_cache
+
+    needed = sum(cut.reads for cut in cuts)
+    evict_from_tree_cache(scheduler.tree_cache, needed)
+    return bool(scheduler.token_to_kv_pool_allocator.available_size() >= needed)
