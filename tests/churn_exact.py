@@ -88,8 +88,8 @@ class Exact:
         wish, end = ask.wish, [self.id_of(p) for p in ("</", "think", ">")]
         most = self.default if wish.max_tokens is None else wish.max_tokens
         message, reserve = self.tokenizer.encode(wish.message or ""), wish.answer_tokens
-        if reserve is None:  # an eighth, where the thinking has a limit and more than its end has room
-            reserve = 0 if most < 0 or ask.max_new <= len(end) else max(1, min(512, ask.max_new // 8))
+        if reserve is None:  # an eighth, where the thinking has a limit and more than its end and the message have room
+            reserve = 0 if most < 0 or ask.max_new <= len(end) + len(message) else max(1, min(512, ask.max_new // 8))
         last = max(0, ask.max_new - reserve - len(end) - len(message)) if reserve else float("inf")
         most = min(float("inf") if most < 0 else most, last)
         grace = most - wish.grace_tokens if wish.grace_tokens and most < float("inf") else float("inf")
