@@ -43,15 +43,20 @@ class _Reads:
     def of(cls, scheduler: Any) -> _Reads:
         from sglang.srt.disaggregation.utils import DisaggregationMode
         from sglang.srt.hardware_backend.mlx.runtime import use_mlx
-        from sglang.srt.runtime_context import get_parallel
+        from sglang.srt.runtime_context import get_exec, get_parallel, get_serving
 
         parallel = get_parallel()
+        # A cache without thinking keeps the prompt's part of a request alone: output must not be in the tree before.
         plain = (Settings.from_environment().think_one_step == "on" and scheduler.spec_algorithm.is_none()
+                 and not get_serving().strip_thinking_cache
                  and scheduler.disaggregation_mode == DisaggregationMode.NULL
                  and not scheduler.model_config.is_encoder_decoder)
-        # Pages that a chunk would end within, caches with a second tier or a second kind of state or outside the pool,
-        # and ranks or loops that decide together what kind a step is.
-        held = (scheduler.page_size > 1 or scheduler.is_hybrid_swa or scheduler.tree_cache.supports_mamba()
+        # Pages or aligned places that a chunk would end within, caches with a second tier or a second kind of state or
+        # outside the pool, ranks or loops that decide together what kind a step is, and what must not depend on the
+        # load or starts anew with every extension.
+        held = (scheduler.page_size > 1 or scheduler.truncation_align_size is not None
+                or get_exec().deterministic.enable_deterministic_inference or get_exec().features.enable_watermark
+                or scheduler.is_hybrid_swa or scheduler.tree_cache.supports_mamba()
                 or scheduler.enable_hierarchical_cache or scheduler.enable_lmcache
                 or scheduler.enable_unified_cache_external_linker or scheduler.enable_hisparse
                 or scheduler.enable_unified_memory or scheduler.require_mlp_sync or parallel.attn_cp_size > 1
@@ -88,8 +93,9 @@ def get_new_batch_prefill(original: Callable[..., Any], self: Any, running_batch
     mixes = _reads(self).mixed and _can_mix(running)
     cuts = _cuts(running)
     if cuts:
-        cuts = chosen(cuts, 0 if mixes else len(running.reqs), _reads(self).most)
-    if not cuts or not _find_room(self, cuts):
+        others, most = len(running.reqs), _reads(self).most
+        cuts = chosen(cuts, 0, most - others) if mixes else chosen(cuts, others, most)
+    if not cuts or not _find_room(self, cuts, len(running.reqs)):
         return plan
     batch = _extension(self, running, cuts)
     if mixes:
@@ -185,7 +191,9 @@ def _can_mix(running_batch: Any) -> bool:
 
 def _mix(scheduler: Any, batch: Any, running_batch: Any) -> Any:
     """Let the others decode in the forward that reads, as in that of a prefill's chunk; what is left running."""
-    running_batch.filter_batch(reqs_to_exclude=scheduler._reqs_finishing_inflight(running_batch))
+    finishing = scheduler._reqs_finishing_inflight(running_batch)
+    running_batch.filter_batch(reqs_to_exclude=finishing)
+    running_batch.batch_is_full = running_batch.batch_is_full and not finishing
     if running_batch.is_empty() or not running_batch.check_decode_mem():
         return running_batch
     running_batch.prepare_for_decode()
@@ -194,10 +202,11 @@ def _mix(scheduler: Any, batch: Any, running_batch: Any) -> Any:
     return type(running_batch)(reqs=[], batch_is_full=running_batch.batch_is_full)
 
 
-def _find_room(scheduler: Any, cuts: Sequence[Cut]) -> bool:
-    """Make room in the pool for what is read; False: there is none without taking requests off their slots."""
+def _find_room(scheduler: Any, cuts: Sequence[Cut], running: int) -> bool:
+    """Make room in the pool for what is read, and for the next step of `running` requests; False: there is none without
+    taking requests off their slots."""
     from sglang.srt.mem_cache.common import evict_from_tree_cache
 
-    needed = sum(cut.reads for cut in cuts)
+    needed = sum(cut.reads for cut in cuts) + running
     evict_from_tree_cache(scheduler.tree_cache, needed)
     return bool(scheduler.token_to_kv_pool_allocator.available_size() >= needed)

@@ -9,6 +9,7 @@ without a server (`make check`).
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what it runs in the background
     if ADDRESS_VARIABLE not in os.environ:  # no worker of xdist, and no test run in a test
         config.stash[_WARM] = WarmPython()
 

@@ -42,6 +42,7 @@ SETTINGS = {
     "small chunks": ("--chunked-prefill-size", "16", "--enable-mixed-chunk"),
     "two schedulers": ("--dp", "2"),
     "two ranks": ("--tp", "2"),
+    "a cache of prompts alone": ("--strip-thinking-cache",),
 }
 
 
