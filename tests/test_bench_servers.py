@@ -36,7 +36,8 @@ def command(*flags: str) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(servers, "STOP_SECONDS", 3)
+    monkeypatch.setattr(servers, "STOP_SECONDS", 2)
+    monkeypatch.setattr(servers, "CHILD_SECONDS", 1)
 
 
 @pytest.mark.parametrize("flags", [[], ["--stubborn"]])

@@ -25,6 +25,7 @@ from .errors import BenchError
 
 START_SECONDS = 600
 STOP_SECONDS = 15
+CHILD_SECONDS = 5
 PORTS = (20000, 32000)
 TAKEN = b"address already in use"
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -151,7 +152,7 @@ def end(process: Process, how: int, seconds: float) -> list[psutil.Process]:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-    _, alive = psutil.wait_procs(children, timeout=5)
+    _, alive = psutil.wait_procs(children, timeout=CHILD_SECONDS)
     for child in alive:
         child.kill()
     return list(alive)
