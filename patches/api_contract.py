@@ -12,7 +12,7 @@ from typing import Any
 
 from sglang_ext.budget.contract import BudgetError, shown
 from sglang_ext.budget.service import current
-from sglang_ext.budget.spelling import WRAPPER, Wish, in_parameters, read, without
+from sglang_ext.budget.spelling import PROCESSOR, WRAPPER, Wish, in_parameters, read, without
 
 from .budget_fields import NO_THINKING, check_carrier
 from .tokenizer_manager import DEFAULT_NEW_TOKENS, LABELS
@@ -42,7 +42,7 @@ def _check(body: Mapping[str, Any]) -> None:
     _refuse_beside(beside, body)
     _raise_error(labels)
     for params in _each_request(body.get("sampling_params")):
-        _raise_error(read(params, _parameters()))
+        _raise_error(read({**params, PROCESSOR: body.get(PROCESSOR)}, _parameters()))
         both = Wish((*in_parameters(params), *labels.budgets, *beside.budgets), labels.off)
         given = both.given(current().limits, templated=False)
         if both.off is not None and not both.budgets:

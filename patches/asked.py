@@ -40,6 +40,11 @@ class Asked:
     def __deepcopy__(self, memo: dict[int, Any]) -> Asked:
         return self  # whoever copies the parameters is still told what comes of them
 
+    @property
+    def begins_with_the_answer(self) -> bool:
+        """Whether the prompt holds a closed block, or a message that goes on outside one."""
+        return self.start is not None and (self.start.closed or (self.prefilled and not self.start.open))
+
     def settle(self, thinks: bool, grammar: bool, input_ids: list[int]) -> Request:
         """What it comes to, for a request that has a budget.
 
@@ -60,8 +65,7 @@ class Asked:
 
 def note(request: Any, params: dict[str, Any], parsed: bool) -> dict[str, Any]:
     """Sampling parameters with what the request says; the request keeps it too."""
-    messages = getattr(request, "messages", None)
-    asked = Asked(parsed, has_tools(request), bool(getattr(request, "continue_final_message", False) and messages))
+    asked = Asked(parsed, has_tools(request), continues_a_message(request))
     private = getattr(request, "__pydantic_private__", None)
     if private is not None:
         private[_PRIVATE] = asked
@@ -77,3 +81,14 @@ def asked_of(request: Any) -> Asked | None:
 def has_tools(request: Any) -> bool:
     """Whether the model may call tools in its response."""
     return bool(getattr(request, "tools", None)) and getattr(request, "tool_choice", None) != "none"
+
+
+def continues_a_message(request: Any) -> bool:
+    """Whether the response goes on with the last message. sglang does so only with an assistant's, of text."""
+    messages = getattr(request, "messages", None)
+    if not messages or not getattr(request, "continue_final_message", False):
+        return False
+    last = messages[-1]
+    role, content = (last.get(name) if isinstance(last, dict) else getattr(last, name, None)
+                     for name in ("role", "content"))
+    return role == "assistant" and isinstance(content, str)

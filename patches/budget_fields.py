@@ -11,7 +11,8 @@ from sglang_ext.budget.effort import Share
 from sglang_ext.budget.spelling import Off, without
 
 NO_THINKING = {"max_tokens": 0, "message": ""}
-_SWITCHES = frozenset({"enable_thinking", "thinking", "thinking_mode"})
+_SWITCHES = frozenset({"enable_thinking", "thinking"})
+_MODE, _OFF_MODE = "thinking_mode", "disabled"
 
 
 def settled(given: list[tuple[str, Any]], max_new_tokens: int | None, context_left: int,
@@ -37,16 +38,18 @@ def settled(given: list[tuple[str, Any]], max_new_tokens: int | None, context_le
 
 @lru_cache(maxsize=8)
 def has_switch(template: str) -> bool:
-    """Whether a chat template (Jinja) reads an argument that turns thinking off."""
+    """Whether a chat template (Jinja) reads an argument that turns thinking off. A mode counts where the template knows
+    the one that is set."""
     import jinja2
     from jinja2 import meta
     from jinja2.ext import loopcontrols
 
+    switches = _SWITCHES | ({_MODE} if _OFF_MODE in template else set())
     try:
         names = meta.find_undeclared_variables(jinja2.Environment(extensions=[loopcontrols]).parse(template))
     except jinja2.TemplateError:  # it may hold tags of transformers' own
-        return any(name in template for name in _SWITCHES)
-    return bool(_SWITCHES & names)
+        return any(name in template for name in switches)
+    return bool(switches & names)
 
 
 def check_carrier(custom_params: Any) -> None:

@@ -25,7 +25,7 @@ from .registry import HookError
 WISH = "think_wish"
 EFFORT = "reasoning_effort"
 TEMPLATE = "chat_template_kwargs"
-SWITCHES = {"enable_thinking": False, "thinking": False}
+SWITCHES: Mapping[str, bool | str] = {"enable_thinking": False, "thinking": False, "thinking_mode": "disabled"}
 """Arguments of chat templates that turn thinking off; families differ in which one they read."""
 ANTHROPIC_LEAST = 1024
 """Smallest `thinking.budget_tokens` that Anthropic's API, and with it sglang, accepts."""
@@ -54,7 +54,7 @@ def _collected(values: Any, fields: frozenset[str]) -> Any:
     if isinstance(values, bytes):  # some clients of Ollama name no content type, and then nobody has read the JSON
         try:
             values = json.loads(values)
-        except ValueError:
+        except (ValueError, RecursionError):
             return values
     if values is None or isinstance(values, str | int | float | list):  # sglang's own checks fail on these
         raise ValueError(f"{shown(values)} is no request; accepted: a JSON object")

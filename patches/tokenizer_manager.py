@@ -101,8 +101,8 @@ def create_tokenized_object(original: Callable[..., Any], self: Any, obj: Any, i
             grammar = any(merged.get(name) for name in GRAMMARS)
             request = asked.settle(bool(obj.require_reasoning), grammar, input_ids or [])
             obj.sampling_params["custom_params"][REQUEST_KEY] = asdict(request)
-            if grammar and asked.start is not None and asked.start.closed:
-                obj.require_reasoning = False  # the end that the grammar would wait for stands in the prompt
+            if grammar and asked.begins_with_the_answer:
+                obj.require_reasoning = False  # the end that the grammar would wait for will not come
     return original(self, obj, input_text, input_ids, *args, **kwargs)
 
 

@@ -65,8 +65,13 @@ UNKNOWN = ["thinking_limit", "max_thinking", "maximum_reasoning_length", "thinki
            "google.thinking.budget"]
 
 
-@pytest.mark.parametrize("place", ["", *PLACES, "some_vendor"])
-@pytest.mark.parametrize("name", UNKNOWN)
+REPORTS = ("thinking_tokens", "budget_tokens", "token_budget", "google.thinking.budget")
+"""Names that clients have for something else among strings of their own."""
+
+
+@pytest.mark.parametrize(("place", "name"), [
+    (place, name) for place in ("", *PLACES, "some_vendor") for name in UNKNOWN
+    if place not in TEXTS or name not in REPORTS])
 def test_a_name_that_reads_like_a_budget_is_refused(place: str, name: str) -> None:
     body: Any = 5
     for part in reversed(name.split(".")):
@@ -82,6 +87,83 @@ def test_a_number_as_thinking_is_refused_and_a_switch_is_none() -> None:
     for name in ("return_reasoning_tokens", "show_thinking_tokens", "count_thought_tokens"):
         assert read({name: True}) == Wish()
     assert read({"thinking_limit": None, "think_budget": None}) == Wish()
+
+
+UNREAD: list[dict[str, Any]] = [
+    {"sampling_params": {"think_budget": 4}}, {"sampling_params": {"custom_params": {"thinking_budget": 4}}},
+    {"parameters": {"thinking_budget": 8}}, {"parameters": {"sampling_params": {"think_budget": 4}}},
+    {"reasoning": {"max_reasoning_tokens": 5}}, {"thinking": {"thinking_budget": 5}},
+    {"reasoning": {"reasoning": {"max_tokens": 5}}}, {"vendor": {"thinking": {"budget_tokens": 5}}},
+    {"custom_params": {"chat_template_kwargs": {"thinking_budget": 4}}}, {"extraBody": {"thinking_budget": 4}},
+    {"metadata": {"extra_body": '{"thinking_budget": 4}'}}, {"metadata": {"options": '{"thinking_budget": 4}'}},
+    {"generation": [{"think_budget": 3}]}, {"generation": [[{"a": [{"thinking": {"budget_tokens": 3}}]}]]},
+    {"options": {"thinking_config": {"thinking_config": {"thinkingBudget": 3}}}},
+    {"generation_config": {"a": {"b": {"c": {"d": {"e": {"f": {"thinkingBudget": 3}}}}}}}},
+]
+
+
+@pytest.mark.parametrize("body", UNREAD, ids=str)
+def test_a_budget_where_nothing_reads_it_is_refused_and_told_where_it_is_read(body: dict[str, Any]) -> None:
+    """Each of these was a 200 and an unlimited thought."""
+    error = str(read(body).error)
+    assert "stands where nothing reads a budget" in error
+    assert all(place in error for place in PLACES)
+
+
+@given(st.sampled_from(FLAT), st.lists(st.sampled_from(["vendor", "sampling_params", "extra", "", 0]), max_size=20))
+def test_a_budget_is_found_however_deep_it_stands(name: str, path: list[str | int]) -> None:
+    body: Any = {name: 4}
+    for part in path:
+        body = [body] if part == 0 else {part: body}
+    assert "stands where nothing reads a budget" in str(read({"vendor": body}).error)
+
+
+@pytest.mark.parametrize("body", [{"generationConfig": {"thinkingConfig": {"thinkingBudget": 128}}},
+                                  {"generation_config": {"thinking_budget": 128}},
+                                  {"chatTemplateKwargs": {"thinkingBudget": 128}}], ids=str)
+def test_places_are_compared_by_their_words(body: dict[str, Any]) -> None:
+    assert [value for _, value in read(body).budgets] == [128]
+
+
+@pytest.mark.parametrize("body", [
+    {"messages": [{"content": {"think_budget": 5}}]}, {"tools": {"vendor": {"think_budget": 4}}},
+    {"history": [{"usage": {"reasoning_tokens": 120}}, 5, "text", ["text"]]},
+], ids=str)
+def test_what_the_server_reads_itself_and_records_are_left_alone(body: dict[str, Any]) -> None:
+    assert read(body, ("messages", "tools")) == Wish()
+
+
+SCHEMA = {"type": "object", "properties": {"reasoning": {"type": "string", "maxLength": 500},
+                                           "thinking_budget": {"type": "integer", "maximum": 5}}}
+
+
+@pytest.mark.parametrize("body", [
+    {"output_format": {"type": "json_schema", "schema": {"properties": SCHEMA["properties"]}}},
+    {"guided_json": SCHEMA}, {"structured_outputs": {"json": SCHEMA}}, {"guided_json": {"anyOf": [SCHEMA]}},
+    {"guided_json": {"$ref": "#/$defs/Step", "$defs": {"Step": SCHEMA, "reasoning": {"maxLength": 5}}}},
+    {"guided_json": {"definitions": {"reasoning": {"maxLength": 5}}}}, {"json_schema": {"thinking": {"maxLength": 5}}},
+    {"functions": [{"name": "f", "parameters": SCHEMA}]}, {"vendor": [{"input_schema": {"thinking_budget": 4}}]},
+    {"guided_json": {"type": ["object", "null"], "thinking_budget": {"maximum": 5}}},
+], ids=str)
+def test_a_json_schema_is_not_looked_into(body: dict[str, Any]) -> None:
+    assert read(body) == Wish()
+
+
+@pytest.mark.parametrize("place", TEXTS)
+@pytest.mark.parametrize("entries", [
+    {"reason": "3"}, {"max_budget": "10.0"}, {"token_budget": "10"}, {"prev_usage": '{"reasoning_tokens": 120}'},
+    {"reasoning_tokens": "120"}, {"thinking_tokens": "5"}, {"user": "5"}, {"thinking_max_reached": "true"},
+    {"note": '{"think_budget": 5}'}, {"reasoning": '{"tokens": 120}'}, {"reasoning": "3"},
+], ids=str)
+def test_strings_of_the_clients_own_are_left_alone(place: str, entries: dict[str, str]) -> None:
+    assert read({place: entries}) == Wish()
+
+
+def test_arguments_of_a_clients_own_processor_are_left_alone() -> None:
+    params = {"custom_params": {"reasoning_cap": 5, "vendor": {"thinking_budget": 4}}}
+    assert read(params).error is not None
+    assert read({**params, "custom_logit_processor": "text"}) == Wish()
+    assert read({"custom_params": {"thinking_budget": 4}, "custom_logit_processor": "text"}).budgets
 
 
 ANSWERS = ("Response", "Usage", "Details")
@@ -120,6 +202,10 @@ OFF: list[dict[str, Any]] = [
     {"think": False}, {"enable_thinking": "false"}, {"chat_template_kwargs": {"enable_thinking": False}},
     {"chat_template_kwargs": {"thinking": False}}, {"chat_template_kwargs": {"reasoning_effort": "none"}},
     {"metadata": {"enable_thinking": "false"}}, {"custom_labels": {"think": "false"}}, {"options": {"think": False}},
+    {"enableThinking": False}, {"reasoningEffort": "none"}, {"thinking": {"enabled": False}}, {"reasoning": False},
+    {"reasoning": "none"}, {"think": 0}, {"enable_thinking": 0}, {"thinking": 0}, {"thinkingMode": "disabled"},
+    {"chatTemplateKwargs": {"enableThinking": False}}, {"metadata": {"enable_thinking": "0"}},
+    {"metadata": {"reasoning": '{"enabled": false}'}}, {"thinking": {"Type": "disabled"}},
 ]
 
 
@@ -157,6 +243,7 @@ def test_on_and_off_differ(body: dict[str, Any]) -> None:
 
 
 def test_an_effort_of_none_is_overridden_by_a_templates_switch_as_in_sglang() -> None:
+    assert read({"reasoningEffort": "none", "chatTemplateKwargs": {"enableThinking": True}}) == Wish()
     assert read({"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}}) == Wish()
 
 
@@ -173,6 +260,7 @@ def test_a_literal_extra_body_is_unwrapped() -> None:
     assert unwrapped({"model": "m", "extra_body": {"think_budget": 4}}) == {"model": "m", "think_budget": 4}
     assert unwrapped({"top_k": 3, "extra_body": {"top_k": 3}}) == {"top_k": 3}
     assert unwrapped({"extra_body": None}) == {}
+    assert unwrapped({"extra_body": {"extra_body": {"think_budget": 4}, "a": 1}}) == {"a": 1, "think_budget": 4}
     with pytest.raises(BudgetError, match=r"top_k and extra_body.top_k differ: 3 and 4"):
         unwrapped({"top_k": 3, "extra_body": {"top_k": 4}})
     with pytest.raises(BudgetError, match="extra_body: 5"):

@@ -6,14 +6,13 @@ words, so `thinkingBudget` and `thinking-budget` are `thinking_budget`.
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 from .contract import FIELD, UNLIMITED, BudgetError, Limits, parse, shown
+from .switches import BOOLEANS, SWITCHES, read_switches
+from .words import canonical, decoded, words_of
 
 ALIASES = (
     "thinking_budget", "thinking_token_budget", "max_thinking_tokens", "thinking_budget_tokens", "reasoning_budget",
@@ -23,19 +22,25 @@ ALIASES = (
 (three), FastDeploy, and one that clients write."""
 NESTED = {"reasoning": "max_tokens", "thinking": "budget_tokens", "thinking_config": "thinking_budget"}
 """Names inside an object: OpenRouter's, Anthropic's and Gemini's."""
-PLACES = ("custom_params", "chat_template_kwargs", "metadata", "custom_labels", "options", "nvext")
+PLACES = ("custom_params", "chat_template_kwargs", "metadata", "custom_labels", "options", "nvext", "generation_config")
 """Objects in a request whose entries are read as the request's own are."""
 TEXTS = ("metadata", "custom_labels")
-"""Places whose values are strings: a number, a switch or an object stands there as JSON."""
+"""Places whose values are strings: a number, a switch or an object stands there as JSON. Most entries are the client's
+own."""
 WRAPPER = "extra_body"
 """An argument of client libraries. In a body it stands for its contents."""
+PROCESSOR = "custom_logit_processor"
+"""A processor of the client's own. `custom_params` are then its arguments."""
 
 _NAMES = (FIELD, *ALIASES)
 _THINKING = frozenset({"think", "thinking", "thought", "thoughts", "reason", "reasoning"})
-_LIMIT = frozenset({"budget", "budgets", "tokens", "limit", "limits", "max", "maximum", "cap", "ceiling", "length",
-                    "len", "quota"})
+_CAP = frozenset({"budget", "budgets", "limit", "limits", "max", "maximum", "cap", "ceiling", "quota"})
+_LIMIT = _CAP | {"tokens", "length", "len"}
+_NO_LIMIT: frozenset[str] = frozenset()
 _BARE = frozenset({"budget", "token", "tokens", "max"})
-_DEPTH = 4
+_OURS = frozenset({*_NAMES, *NESTED, *SWITCHES, *PLACES, WRAPPER})
+_SCHEMAS = frozenset({"properties", "$defs", "definitions", "patternProperties"})
+_DEPTH = 64
 
 
 @dataclass(frozen=True)
@@ -106,15 +111,16 @@ def read(body: Mapping[str, Any], known: Collection[str] = ()) -> Wish:
 def _read(body: Mapping[str, Any], known: Collection[str]) -> tuple[tuple[tuple[str, Any], ...], str | None]:
     budgets: list[tuple[str, Any]] = []
     switches: list[tuple[str, bool, bool]] = []
-    for where, source in _sources(body):
-        _refuse_unknown(source, where, known if not where else ())
+    for where, place, source in _sources(body):
+        if place != "custom_params" or not body.get(PROCESSOR):
+            _refuse_unread(source, where, known if not where else (), _CAP if place in TEXTS else _LIMIT)
         budgets += spellings(source, where)
-        if where != "custom_params.":  # a processor of the client's own may have such a switch
-            switches += _switches(source, where)
+        if place != "custom_params":  # a processor of the client's own may have such a switch
+            switches += read_switches(source, where)
     on = next((name for name, value, _ in switches if value), None)
     forced_on = any(value and boolean for _, value, boolean in switches)
     off = [(name, boolean) for name, value, boolean in switches if not value]
-    off = [(name, boolean) for name, boolean in off if boolean or not forced_on or "effort" not in name]
+    off = [(name, boolean) for name, boolean in off if boolean or not forced_on or "effort" not in name.lower()]
     if on is not None and off:
         raise BudgetError(f"{on} and {off[0][0]} differ: one switches thinking on, the other off; accepted: one of "
                           "them")
@@ -122,23 +128,25 @@ def _read(body: Mapping[str, Any], known: Collection[str]) -> tuple[tuple[tuple[
 
 
 def unwrapped(body: Mapping[str, Any]) -> dict[str, Any]:
-    """A request with the contents of a literal `extra_body` as its own.
+    """A request with the contents of a literal `extra_body` as its own, and of one in it.
 
     Raises:
         BudgetError: `extra_body` is no object, or names a field that the request has with another value.
     """
-    inner = body.get(WRAPPER)
-    rest = {name: value for name, value in body.items() if name != WRAPPER}
-    if inner is None:
-        return rest
-    if not isinstance(inner, Mapping):
-        raise BudgetError(f"{WRAPPER}: {shown(inner)} is not accepted; accepted: an object, or its contents in the "
-                          "request itself")
-    for name, value in inner.items():
-        if rest.get(name) is not None and rest[name] != value:
-            raise BudgetError(f"{name} and {WRAPPER}.{name} differ: {shown(rest[name])} and {shown(value)}; accepted: "
-                              "one of them, or equal values")
-    return {**rest, **inner}
+    merged = dict(body)
+    while WRAPPER in merged:
+        inner = merged.pop(WRAPPER)
+        if inner is None:
+            continue
+        if not isinstance(inner, Mapping):
+            raise BudgetError(f"{WRAPPER}: {shown(inner)} is not accepted; accepted: an object, or its contents in the "
+                              "request itself")
+        for name, value in inner.items():
+            if merged.get(name) is not None and merged[name] != value:
+                raise BudgetError(f"{name} and {WRAPPER}.{name} differ: {shown(merged[name])} and {shown(value)}; "
+                                  "accepted: one of them, or equal values")
+        merged.update(inner)
+    return merged
 
 
 def spellings(source: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Any]]:
@@ -190,102 +198,93 @@ def names() -> list[str]:
     return [*_NAMES, *(f"{outer}.{inner}" for outer, inner in NESTED.items())]
 
 
-def canonical(name: Any) -> str:
-    """A name in small letters, its words joined by underscores."""
-    return "_".join(_words(name)) if isinstance(name, str) else ""
-
-
-@lru_cache(maxsize=1024)
-def _words(name: str) -> tuple[str, ...]:
-    return tuple(word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", name[:200]))
-
-
-def decoded(value: Any) -> Any:
-    """A value of a place of strings: what the string says in JSON, or the string."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except (ValueError, RecursionError):
-        return value
-
-
-def _sources(body: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The request itself and its places, each with the prefix of its names."""
-    yield "", body
-    for place in PLACES:
-        entries = body.get(place)
-        if isinstance(entries, Mapping):
+def _sources(body: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    """The request itself and its places: the prefix of names, the place, what stands there."""
+    yield "", "", body
+    for name, entries in body.items():
+        place = canonical(name)
+        if place in PLACES and isinstance(entries, Mapping):
             if place in TEXTS:
-                entries = {name: decoded(value) for name, value in entries.items()}
-            yield place + ".", entries
+                entries = {key: decoded(part) if canonical(key) in _OURS else part for key, part in entries.items()}
+            yield f"{name}.", place, entries
 
 
-def _switches(source: Mapping[str, Any], where: str) -> Iterator[tuple[str, bool, bool]]:
-    """Every switch of thinking: its name, whether it is on, and whether it is a boolean that templates read."""
-    for name in ("enable_thinking", "thinking", "think", "enable_reasoning"):
-        value = _boolean(source.get(name))
-        if value is not None:
-            yield where + name, value, name in ("enable_thinking", "thinking")
-    thinking, reasoning = source.get("thinking"), source.get("reasoning")
-    if isinstance(thinking, Mapping) and isinstance(thinking.get("type"), str):
-        yield f"{where}thinking.type", thinking["type"] not in ("disabled", "none", "off"), False
-    if source.get("thinking_mode") == "disabled":
-        yield f"{where}thinking_mode", False, False
-    for name in ("reasoning_effort", "think"):
-        if source.get(name) == "none":
-            yield f"{where}reasoning_effort" if name != "think" else f"{where}think", False, False
-    if isinstance(reasoning, Mapping):
-        for name in ("enabled", "enable"):
-            value = _boolean(reasoning.get(name))
-            if value is not None:
-                yield f"{where}reasoning.{name}", value, False
-        for name in ("effort", "reasoning_effort"):
-            if reasoning.get(name) == "none":
-                yield f"{where}reasoning.{name}", False, False
+def _refuse_unread(source: Mapping[str, Any], where: str, known: Collection[str], limits: frozenset[str],
+                   outer: tuple[str, ...] = (), depth: int = 0) -> None:
+    """Raise BudgetError for a budget where nothing reads it, and for a name that reads like one and is none of ours.
 
-
-def _boolean(value: Any) -> bool | None:
-    """A switch's value; None if it is none."""
-    if isinstance(value, str):
-        said = value.strip().lower()
-        return True if said in ("true", "on", "yes", "enabled") else False if said in (
-            "false", "off", "no", "disabled") else None
-    return value if isinstance(value, bool) else None
-
-
-def _refuse_unknown(source: Mapping[str, Any], where: str, known: Collection[str], outer: tuple[str, ...] = (),
-                    depth: int = 0) -> None:
-    """Raise BudgetError for a name that reads like a budget of thinking and is none of ours."""
+    Args:
+        known: fields that are not looked at.
+        limits: words for a limit; with `_NO_LIMIT` only our own names are refused.
+        outer: words of the objects that this one stands in.
+        depth: how many objects and lists of the request or place it stands in.
+    """
     for name, value in source.items():
-        if not isinstance(name, str) or value is None or is_budget(name):
+        if not isinstance(name, str) or value is None:
             continue
-        own = _words(name)
+        flat, own = canonical(name), words_of(name)
         words = (*outer, *own)
-        nested = NESTED.get(canonical(name))
-        if nested is not None and isinstance(value, Mapping):
+        nested = NESTED.get(flat)
+        if flat in _NAMES:
+            if depth:
+                raise _unread(where + name, value)
+        elif nested is not None and isinstance(value, Mapping):
+            for key, part in value.items():
+                if depth and part is not None and canonical(key) == nested:
+                    raise _unread(f"{where}{name}.{key}", part)
             inside = {key: part for key, part in value.items() if canonical(key) != nested}
-            _refuse_unknown(inside, f"{where}{name}.", (), words, depth + 1)
-        elif (not where and name in PLACES) or (name in known and nested is None):
+            _refuse_unread(inside, f"{where}{name}.", (), limits, words, depth + 1)
+        elif (not where and flat in PLACES) or (name in known and nested is None) or _is_schema(name, own, value):
             continue
-        elif _reads_like_a_budget(words, own, value):
+        elif _reads_like_a_budget(words, own, value, limits) and not (flat in BOOLEANS and value == 0):
             raise BudgetError(f"{where}{name}: {shown(value)} reads like a budget of thinking under a name that is not "
                               f"known; accepted: {', '.join(names())}")
-        elif isinstance(value, Mapping) and depth < _DEPTH:
-            _refuse_unknown(value, f"{where}{name}.", (), words, depth + 1)
+        else:
+            _refuse_inside(value, f"{where}{name}", limits, words, depth + 1)
 
 
-def _reads_like_a_budget(words: tuple[str, ...], own: tuple[str, ...], value: Any) -> bool:
-    """The rule: a word for thinking and a word for a limit, or nothing but `budget` and `tokens`, or a number under a
-    word for thinking alone. A boolean is a switch, whatever its name is.
+def _refuse_inside(value: Any, where: str, limits: frozenset[str], words: tuple[str, ...], depth: int) -> None:
+    """The same for what stands in a value. The objects of a list are records, where only our own names are meant."""
+    if depth > _DEPTH:
+        return
+    if isinstance(value, Mapping):
+        _refuse_unread(value, f"{where}.", (), limits, words, depth)
+    elif isinstance(value, list):
+        for place, part in enumerate(value):
+            if isinstance(part, list) or (isinstance(part, Mapping) and not _is_schema("", (), part)):
+                _refuse_inside(part, f"{where}[{place}]", _NO_LIMIT, words, depth + 1)
+
+
+def _unread(name: str, value: Any) -> BudgetError:
+    return BudgetError(f"{name}: {shown(value)} stands where nothing reads a budget; accepted: in the request "
+                       f"itself (on /generate in its sampling_params), or there in {', '.join(PLACES)}")
+
+
+def _is_schema(name: str, own: tuple[str, ...], value: Any) -> bool:
+    """Whether a value is a JSON schema, or a set of them: its keys name parts of a response."""
+    if not isinstance(value, Mapping):
+        return False
+    kind = value.get("type")
+    is_object = kind == "object" or (isinstance(kind, list) and "object" in kind)
+    return is_object or name in _SCHEMAS or "schema" in own or isinstance(value.get("properties"), Mapping)
+
+
+def _reads_like_a_budget(words: tuple[str, ...], own: tuple[str, ...], value: Any, limits: frozenset[str]) -> bool:
+    """The rule: a word for thinking and a word for a limit. Where every word for a limit counts, also nothing but
+    `budget` and `tokens`, or a number under a word for thinking alone. A boolean is a switch, whatever its name is.
 
     Args:
         words: of the name, and of the objects that it stands in.
         own: of the name alone.
+        limits: words for a limit.
     """
     if isinstance(value, bool):
         return False
     said = frozenset(words)
+    if said & _THINKING and said & limits:
+        return limits == _LIMIT or not isinstance(decoded(value), bool)
+    if limits != _LIMIT:
+        return False
     if isinstance(value, int | float) and words and said <= _THINKING:
         return True
-    return bool(said & _THINKING and said & _LIMIT) or ("budget" in own and len(own) > 1 and _BARE.issuperset(own))
+    return "budget" in own and len(own) > 1 and _BARE.issuperset(own)
