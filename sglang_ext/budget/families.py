@@ -152,7 +152,10 @@ FAMILIES: Mapping[str, Family] = {
     "granite_thinking_parser": THINK_TOOL,
     "hunyuan": replace(THINK, implicit=(Implicit("<tool_calls>", ("<tool_call",)),), found=True),
     "inkling": Family("<|content_thinking|>", "<|end_message|>", anywhere=True, shared_end=True,
-                      answer="<|message_model|><|content_text|>", protocol=True),
+                      answer="<|message_model|><|content_text|>", protocol=True, implicit=(
+                          Implicit("<|content_text|>", with_tools=False),
+                          Implicit("<|content_invoke_tool_json|>", with_tools=False),
+                          Implicit("<|content_invoke_tool_text|>", with_tools=False))),
     "interns1": THINK_TOOL,
     "iquest_q1": THINK,
     "k2_horizon": Family("<ifm|think>", "</ifm|think>", implied=Implied.ALWAYS, more=(
