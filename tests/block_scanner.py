@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 SPACES = rb"[ \t\n\r\x0b\x0c]*"
+WIDE = [c for c in range(0x80, 0x3001) if chr(c).isspace()]
+SPACE = b"(?:[ \t\n\r\x0b\x0c]|" + b"|".join(chr(c).encode() for c in WIDE) + b")"
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,9 @@ class Delimiters:
 def _part(part: Any) -> bytes:
     if isinstance(part, str):
         return re.escape(part.encode())
-    return SPACES if part.name == "SPACES" else rb"[^<]*"
+    if hasattr(part, "text"):
+        return b"(?i:" + re.escape(part.text.encode()) + b")"
+    return {"SPACES": SPACE + b"*", "SPACE": SPACE, "TEXT": rb"[^<]*", "ANY": rb".*"}[part.name]
 
 
 def blank(text: bytes) -> bool:
@@ -57,9 +61,6 @@ def blank(text: bytes) -> bool:
         half = not tail or any(chr(c).encode().startswith(tail) for c in WIDE)
         return (not whole or whole.isspace()) and half and not (set(whole) & {"\x1c", "\x1d", "\x1e", "\x1f"})
     return False
-
-
-WIDE = [c for c in range(0x80, 0x3001) if chr(c).isspace()]
 
 
 def complete(text: bytes) -> bool:

@@ -114,9 +114,13 @@ def test_headers_of_harmony(tmp_path: Path) -> None:
     for header in ("<|channel|>analysis<|message|>", "<|channel|> analysis <|message|>",
                    "<|start|>assistant<|channel|>analysis<|message|>", "x<|channel|>analysis<|message|>",
                    "<|channel|>commentary<|message|>hm<|end|><|start|>assistant<|channel|>analysis<|message|>",
-                   "<|channel|>analysis to=python code<|message|>"):
+                   "<|channel|>analysis to=python code<|message|>", "<|channel|>Analysis<|message|>",
+                   "<|channel|>\u00a0analysis<|message|>", "<|channel|>\u2003\n ANALYSIS\u00a0<|message|>",
+                   "<|channel|>analysis<x><|message|>", "<|channel|>analysis<|channel|>final<|message|>",
+                   "<|channel|>analysis<|constrain|>json<|channel|>final<|message|>"):
         assert after(header)[0], header
-    for header in ("<|channel|>commentary<|message|>", "<|channel|>final<|message|>", "channel analysis<|message|>"):
+    for header in ("<|channel|>commentary<|message|>", "<|channel|>final<|message|>", "channel analysis<|message|>",
+                   "<|channel|>an\u00a0alysis<|message|>", "<|channel|>final analysis<|message|>"):
         assert not after(header)[0], header
     assert after("<|channel|>analysis to=python code<|message|>1<|call|>")[1] & Event.IMPLICIT
     assert not after("<|channel|>analysis<|message|>1<|call|>")[1] & Event.IMPLICIT
