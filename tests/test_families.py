@@ -126,6 +126,12 @@ def test_headers_of_harmony(tmp_path: Path) -> None:
     assert not after("<|channel|>analysis<|message|>1<|call|>")[1] & Event.IMPLICIT
 
 
+@pytest.mark.parametrize("space", ["", " ", "\n", "\t", "\u00a0", " x"])
+def test_white_space_ends_the_recipient_of_muse(flows: Any, space: str) -> None:
+    assert seen(flows("muse"), f"<|start|>assistant to=self{space}<|message|>")[0]
+    assert not seen(flows("muse"), f"<|start|>assistant to=selfish{space}<|message|>")[0]
+
+
 def test_the_table_in_the_docs_has_every_row() -> None:
     page = (Path(__file__).parent.parent / "docs" / "families.md").read_text()
     lines = [line for line in page.splitlines() if line.startswith("| ")]

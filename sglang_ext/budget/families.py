@@ -134,9 +134,9 @@ MUSE = Family(
     " to=self<|message|>", "<|eom|>",
     openings=(
         Opening(("to=self<|message|>",)),
-        Opening(("to=self", " ", Gap.TEXT, "<|message|>")),
+        Opening(("to=self", Gap.SPACE, Gap.TEXT, "<|message|>")),
         Opening(("<|start|>", Gap.TEXT, "to=self<|message|>")),
-        Opening(("<|start|>", Gap.TEXT, "to=self", " ", Gap.TEXT, "<|message|>")),
+        Opening(("<|start|>", Gap.TEXT, "to=self", Gap.SPACE, Gap.TEXT, "<|message|>")),
     ),
     shared_end=True, answer="<|start|>assistant to=user<|message|>", protocol=True,
 )
