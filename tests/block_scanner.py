@@ -100,6 +100,7 @@ class Scanner:
             self.text += bytes([byte])
             happened |= getattr(self, "_" + self.place)()
         if control and self.place == "outside":
+            self.begins += self._fresh_places()
             self.fresh = len(self.text)
         return happened
 
@@ -130,12 +131,17 @@ class Scanner:
         self.place, self.since, self.begins, self.recipient = "outside", here, [], False
         self.fresh, self.behind = here if fresh else None, here if behind else None
 
+    def _fresh_places(self) -> list[int]:
+        """Places behind `fresh` where an opening may have begun."""
+        if self.fresh is None:
+            return []
+        between = ((p, self.text[self.fresh : p]) for p in range(self.fresh, len(self.text)))
+        return [p for p, text in between if blank(text) and complete(text)]
+
     def _outside(self) -> set[str]:
         r, text = self.rules, self.text
         places = list(range(self.first, len(text)) if r.everywhere else self.begins)
-        if self.fresh is not None:
-            places += [p for p in range(self.fresh, len(text)) if blank(text[self.fresh : p])
-                       and complete(text[self.fresh : p])]
+        places += self._fresh_places()
         matched = [call for header, call in r.headers() for p in places if header.fullmatch(text, p)]
         if matched:
             self.recipient = any(matched)
