@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 SPACES = rb"[ \t\n\r\x0b\x0c]*"
+WIDE = [c for c in range(0x80, 0x3001) if chr(c).isspace()]
+SPACE = b"(?:[ \t\n\r\x0b\x0c]|" + b"|".join(chr(c).encode() for c in WIDE) + b")"
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,9 @@ class Delimiters:
 def _part(part: Any) -> bytes:
     if isinstance(part, str):
         return re.escape(part.encode())
-    return SPACES if part.name == "SPACES" else rb"[^<]*"
+    if hasattr(part, "text"):
+        return b"(?i:" + re.escape(part.text.encode()) + b")"
+    return {"SPACES": SPACE + b"*", "SPACE": SPACE, "TEXT": rb"[^<]*", "ANY": rb".*"}[part.name]
 
 
 def blank(text: bytes) -> bool:
@@ -57,9 +61,6 @@ def blank(text: bytes) -> bool:
         half = not tail or any(chr(c).encode().startswith(tail) for c in WIDE)
         return (not whole or whole.isspace()) and half and not (set(whole) & {"\x1c", "\x1d", "\x1e", "\x1f"})
     return False
-
-
-WIDE = [c for c in range(0x80, 0x3001) if chr(c).isspace()]
 
 
 def complete(text: bytes) -> bool:
@@ -99,6 +100,7 @@ class Scanner:
             self.text += bytes([byte])
             happened |= getattr(self, "_" + self.place)()
         if control and self.place == "outside":
+            self.begins += self._fresh_places()
             self.fresh = len(self.text)
         return happened
 
@@ -129,12 +131,17 @@ class Scanner:
         self.place, self.since, self.begins, self.recipient = "outside", here, [], False
         self.fresh, self.behind = here if fresh else None, here if behind else None
 
+    def _fresh_places(self) -> list[int]:
+        """Places behind `fresh` where an opening may have begun."""
+        if self.fresh is None:
+            return []
+        between = ((p, self.text[self.fresh : p]) for p in range(self.fresh, len(self.text)))
+        return [p for p, text in between if blank(text) and complete(text)]
+
     def _outside(self) -> set[str]:
         r, text = self.rules, self.text
         places = list(range(self.first, len(text)) if r.everywhere else self.begins)
-        if self.fresh is not None:
-            places += [p for p in range(self.fresh, len(text)) if blank(text[self.fresh : p])
-                       and complete(text[self.fresh : p])]
+        places += self._fresh_places()
         matched = [call for header, call in r.headers() for p in places if header.fullmatch(text, p)]
         if matched:
             self.recipient = any(matched)

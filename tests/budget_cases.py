@@ -21,6 +21,7 @@ from sglang_ext.budget.kernels.layout import INSIDE, NO_LIMIT, NOT_FORCING, PROG
 
 from sglang_ext.budget.automaton import Automaton, ImplicitEnd, Markers, Vocabulary
 from sglang_ext.budget.families import FAMILIES as TABLE
+from sglang_ext.budget.families import Word as HeaderWord
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 SCALE = float(os.environ.get("BUDGET_TEST_SCALE", "1"))
@@ -58,6 +59,8 @@ CONTROL = re.compile(r"<[|][^<>]*[|]?>|\[/?[A-Z]+\]|<[a-z]+\|>|◁/?think▷|</?
 def texts_of(m: Markers) -> list[bytes]:
     """All texts that markers look for."""
     headers = [p.encode() for o in m.openings for p in o.parts if isinstance(p, str)]
+    headers += [t.encode() for o in m.openings for p in o.parts if isinstance(p, HeaderWord)
+                for t in (p.text, p.text.capitalize())]
     calls = [p for i in m.implicit for p in (*i.patterns, i.until) if p]
     return [m.start, m.end, *headers, *calls, *(t for t in (m.label, m.line_break) if t)]
 

@@ -15,6 +15,7 @@ from sglang_ext.budget.kernels import reference as ref
 from sglang_ext.budget.kernels.layout import INSIDE, NO_LIMIT, NOT_FORCING, PROGRAM_END, WORDS
 
 from sglang_ext.budget.automaton import Automaton, Vocabulary
+from sglang_ext.budget.families import Word as HeaderWord
 
 NAMES = {Outcome.NONE: "none", Outcome.NATURAL: "natural", Outcome.GRACE: "grace", Outcome.FORCED: "forced",
          Outcome.EOS: "eos", Outcome.IMPLICIT: "implicit", Outcome.OPEN: "open"}
@@ -63,7 +64,9 @@ def script(family: str, a: Automaton, rng: random.Random) -> list[int]:
     """What a request would like to write: pieces of markers, among other ids."""
     m, v, ids = FAMILIES[family], a.vocabulary, []
     wholes = [m.start, m.end, m.start + m.label, m.end + m.start, b"\n", b"", b" ", *texts_of(m)]
-    headers = [b"".join(p.encode() if isinstance(p, str) else rng.choice([b"", b"x"]) for p in o.parts)
+    headers = [b"".join(p.encode() if isinstance(p, str) else
+                        rng.choice([p.text, p.text.capitalize()]).encode() if isinstance(p, HeaderWord) else
+                        rng.choice([b"", b" ", b"x", "\u00a0".encode(), m.start[:1]]) for p in o.parts)
                for o in m.openings]
     control = [i for i in v.turn_ids if v.pieces[i]]
     while len(ids) < 20 * STEPS:

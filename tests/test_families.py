@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from family_models import SHAPES, Shape, build
 from flows import Flow
+from sglang_ext.budget.kernels.layout import AUTO_MASK, INSIDE, Event
+from sglang_ext.budget.kernels.reference import lookup
 
 from sglang_ext.budget.families import FAMILIES
 
@@ -83,31 +85,51 @@ def test_a_marker_that_ends_other_things_is_never_banned(flows: Any, name: str) 
         assert f"{header}v1 {end}" in text
 
 
-def test_headers_of_harmony(tmp_path: Path) -> None:
-    """White space and recipients in a header; a commentary is no thinking; a call in the analysis ends by itself."""
-    from sglang_ext.budget.kernels.layout import AUTO_MASK, INSIDE, Event
-    from sglang_ext.budget.kernels.reference import lookup
-
-    flow = Flow(build(tmp_path, SHAPES["gpt-oss"]), "gpt-oss")
+def seen(flow: Flow, text: str) -> tuple[bool, int]:
+    """Whether a block is open behind a response, and all events in it."""
     automaton = flow.admission.automaton
     assert automaton is not None
+    word, events = automaton.start_word(), 0
+    for token in flow.tokenizer.encode(text, add_special_tokens=False):
+        entry = lookup(automaton, word, token)
+        word, events = entry & AUTO_MASK, events | entry
+    return bool(word & INSIDE), events
+
+
+@pytest.mark.parametrize("marker", ["<|content_text|>", "<|content_invoke_tool_json|>", "<|content_invoke_tool_text|>"])
+def test_inkling_changes_its_kind_inside_a_message(flows: Any, marker: str) -> None:
+    """sglang's parser reads content behind the marker though the thinking message has not ended."""
+    inside, events = seen(flows("inkling"), "<|message_model|><|content_thinking|>v1 " + marker)
+    assert not inside
+    assert events & Event.IMPLICIT
+
+
+def test_headers_of_harmony(tmp_path: Path) -> None:
+    """White space and recipients in a header; a commentary is no thinking; a call in the analysis ends by itself."""
+    flow = Flow(build(tmp_path, SHAPES["gpt-oss"]), "gpt-oss")
 
     def after(text: str) -> tuple[bool, int]:
-        word, events = automaton.start_word(), 0
-        for token in flow.tokenizer.encode(text, add_special_tokens=False):
-            entry = lookup(automaton, word, token)
-            word, events = entry & AUTO_MASK, events | entry
-        return bool(word & INSIDE), events
+        return seen(flow, text)
 
     for header in ("<|channel|>analysis<|message|>", "<|channel|> analysis <|message|>",
                    "<|start|>assistant<|channel|>analysis<|message|>", "x<|channel|>analysis<|message|>",
                    "<|channel|>commentary<|message|>hm<|end|><|start|>assistant<|channel|>analysis<|message|>",
-                   "<|channel|>analysis to=python code<|message|>"):
+                   "<|channel|>analysis to=python code<|message|>", "<|channel|>Analysis<|message|>",
+                   "<|channel|>\u00a0analysis<|message|>", "<|channel|>\u2003\n ANALYSIS\u00a0<|message|>",
+                   "<|channel|>analysis<x><|message|>", "<|channel|>analysis<|channel|>final<|message|>",
+                   "<|channel|>analysis<|constrain|>json<|channel|>final<|message|>"):
         assert after(header)[0], header
-    for header in ("<|channel|>commentary<|message|>", "<|channel|>final<|message|>", "channel analysis<|message|>"):
+    for header in ("<|channel|>commentary<|message|>", "<|channel|>final<|message|>", "channel analysis<|message|>",
+                   "<|channel|>an\u00a0alysis<|message|>", "<|channel|>final analysis<|message|>"):
         assert not after(header)[0], header
     assert after("<|channel|>analysis to=python code<|message|>1<|call|>")[1] & Event.IMPLICIT
     assert not after("<|channel|>analysis<|message|>1<|call|>")[1] & Event.IMPLICIT
+
+
+@pytest.mark.parametrize("space", ["", " ", "\n", "\t", "\u00a0", " x"])
+def test_white_space_ends_the_recipient_of_muse(flows: Any, space: str) -> None:
+    assert seen(flows("muse"), f"<|start|>assistant to=self{space}<|message|>")[0]
+    assert not seen(flows("muse"), f"<|start|>assistant to=selfish{space}<|message|>")[0]
 
 
 def test_the_table_in_the_docs_has_every_row() -> None:

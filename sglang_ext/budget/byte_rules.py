@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from .families import Family, Gap, Opening
+from .families import Family, Gap, Opening, Word
 
 NEWLINE, ANGLE = 0x0A, 0x3C
 SPACES = frozenset(b" \t\n\r\x0b\x0c")
@@ -14,6 +14,8 @@ WIDE_SPACES = frozenset(chr(c).encode() for c in (0x85, 0xA0, 0x1680, *range(0x2
 """White space that takes several bytes of UTF-8, as `str.isspace` has it."""
 _HALF_SPACES = frozenset(s[:k] for s in WIDE_SPACES for k in range(1, len(s)))
 
+Head = tuple[int, int, bytes]
+"""An opening in progress: which, how many of its items, and what stands of a character of white space in a gap."""
 Begun = int | tuple[int, int]
 """How far an implicit end stands written: bytes of its marker, or which of its heads and how far."""
 
@@ -145,31 +147,53 @@ class Headers:
     def __init__(self, markers: Markers) -> None:
         plain = Opening((markers.start.decode(),))
         self._openings = [(self._items(o), o.call) for o in (plain, *markers.openings)]
+        self._settled = [self._last_gap(items) if call else () for items, call in self._openings]
 
     @staticmethod
-    def _items(opening: Opening) -> tuple[int | Gap, ...]:
-        items: list[int | Gap] = []
+    def _items(opening: Opening) -> tuple[bytes | Gap, ...]:
+        """Its gaps, and for each byte of its texts those that may stand there."""
+        items: list[bytes | Gap] = []
         for part in opening.parts:
-            items += [part] if isinstance(part, Gap) else list(part.encode())
+            if isinstance(part, Word):
+                items += [f"{letter.lower()}{letter.upper()}".encode() for letter in part.text]
+            else:
+                items += [part] if isinstance(part, Gap) else [bytes([byte]) for byte in part.encode()]
         return tuple(items)
 
-    def step(self, heads: frozenset[tuple[int, int]], fresh: bool,
-             byte: int) -> tuple[frozenset[tuple[int, int]], tuple[bool, bool]]:
-        """Openings in progress after one more byte; whether one is complete, and whether that has `call`."""
-        begun = heads | {(o, 0) for o in range(len(self._openings))} if fresh else heads
-        grown = {(o, p) for o, at in begun for p in self._next(o, at, byte)}
-        complete = [self._openings[o][1] for o, p in grown if p == len(self._openings[o][0])]
+    @staticmethod
+    def _last_gap(items: tuple[bytes | Gap, ...]) -> tuple[int, ...]:
+        """The place of the gap before the last text, if that is `Gap.ANY`: no other opening is complete before."""
+        gaps = [i for i, item in enumerate(items) if isinstance(item, Gap)]
+        return tuple(gaps[-1:]) if gaps and items[gaps[-1]] is Gap.ANY else ()
+
+    def step(self, heads: frozenset[Head], fresh: bool, byte: int) -> tuple[frozenset[Head], tuple[bool, bool]]:
+        """Openings in progress after one more byte; whether one is complete, and whether that has `call`.
+
+        Nothing begins in a gap of any bytes: what stands there is that header's.
+        """
+        fresh = fresh and all(self._openings[o][0][at] is not Gap.ANY for o, at, _ in heads)
+        begun = heads | {(o, 0, b"") for o in range(len(self._openings))} if fresh else heads
+        grown = {(o, *after) for o, at, half in begun for after in self._next(o, at, half, byte)}
+        settled = [o for o, p, _ in grown if p in self._settled[o]]
+        if settled:
+            grown = {head for head in grown if head[0] == min(settled)}
+        complete = [self._openings[o][1] for o, p, _ in grown if p == len(self._openings[o][0])]
         return frozenset(grown), (bool(complete), any(complete))
 
-    def _next(self, opening: int, at: int, byte: int) -> Iterator[int]:
+    def _next(self, opening: int, at: int, half: bytes, byte: int) -> Iterator[tuple[int, bytes]]:
         items = self._openings[opening][0]
         item = items[at]
-        if isinstance(item, Gap):
-            if byte in SPACES or (item is Gap.TEXT and byte != ANGLE):
-                yield at
-            yield from self._next(opening, at + 1, byte)
-        elif item == byte:
-            yield at + 1
+        if not isinstance(item, Gap):
+            if byte in item:
+                yield at + 1, b""
+            return
+        space = space_after(half, byte) if item in (Gap.SPACES, Gap.SPACE) else None
+        if space is not None:
+            yield (at + 1 if item is Gap.SPACE and not space else at), space
+        if item is Gap.ANY or (item is Gap.TEXT and byte != ANGLE):
+            yield at, b""
+        if item is not Gap.SPACE and not half:
+            yield from self._next(opening, at + 1, b"", byte)
 
 
 def byte_kinds(rules: Iterable[Markers]) -> list[int]:
@@ -177,7 +201,9 @@ def byte_kinds(rules: Iterable[Markers]) -> list[int]:
     telling: set[int] = {NEWLINE, ANGLE}
     for r in rules:
         texts = [r.start, r.end, r.label, r.line_break, *(p for i in r.implicit for p in (*i.patterns, i.until))]
-        texts += [part.encode() for o in r.openings for part in o.parts if isinstance(part, str)]
+        parts = [part for o in r.openings for part in o.parts]
+        texts += [part.encode() for part in parts if isinstance(part, str)]
+        texts += [(part.text.lower() + part.text.upper()).encode() for part in parts if isinstance(part, Word)]
         telling |= {byte for text in texts for byte in text}
     telling |= {byte for space in WIDE_SPACES for byte in space}
     lowest: dict[tuple[int, ...], int] = {}

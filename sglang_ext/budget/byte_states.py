@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .byte_rules import Begun
+from .byte_rules import Begun, Head
 
 NOWHERE, HERE, FRESH = 0, 1, 2
 """Where an opening may begin: not here; with the next byte; with the next byte that is no white space."""
@@ -15,7 +15,7 @@ class Outside:
     """No block is open."""
 
     rules: int
-    heads: frozenset[tuple[int, int]] = frozenset()
+    heads: frozenset[Head] = frozenset()
     place: int = FRESH
     space: bytes = b""  # of a character of white space that is not complete
     end: int = 0

@@ -15,7 +15,16 @@ class Gap(Enum):
     """A part of an opening that is no fixed text."""
 
     SPACES = "white space"
+    SPACE = "one character of white space"
     TEXT = "any bytes but <"
+    ANY = "any bytes"
+
+
+@dataclass(frozen=True)
+class Word:
+    """ASCII text in an opening, in whatever case its letters are."""
+
+    text: str
 
 
 @dataclass(frozen=True)
@@ -23,11 +32,11 @@ class Opening:
     """A header that opens a block, beside the family's start marker.
 
     Attributes:
-        parts: texts and gaps, in order. A gap ends where the next text first stands.
+        parts: texts, words and gaps, in order. A gap ends where the next text first stands; the first part is a text.
         call: the header names a recipient, so the block may be a call's arguments.
     """
 
-    parts: tuple[str | Gap, ...]
+    parts: tuple[str | Word | Gap, ...]
     call: bool = False
 
 
@@ -107,15 +116,16 @@ THINK_TOOL_ALWAYS = replace(THINK_TOOL, implied=Implied.ALWAYS)
 THINK_TOOL_NAME = replace(THINK, implicit=(Implicit("<tool_call>", JSON_OR_XML, name=True),))
 
 HARMONY_ANSWER = "<|start|>assistant<|channel|>final<|message|>"
+ANALYSIS = (Gap.SPACES, Word("analysis"), Gap.ANY)
+"""How a header begins whose channel is the analysis: sglang strips it, and compares its beginning without case."""
 HARMONY = Family(
     "<|channel|>analysis<|message|>", "<|end|>",
     openings=(
-        Opening(("<|channel|>", Gap.SPACES, "analysis", Gap.TEXT, "<|message|>")),
-        Opening(("<|channel|>", Gap.SPACES, "analysis", Gap.TEXT, "to=", Gap.TEXT, "<|message|>"), call=True),
-        Opening(("<|channel|>", Gap.SPACES, "analysis", Gap.TEXT, "<|constrain|>", Gap.TEXT, "<|message|>"), call=True),
-        Opening((" to=", Gap.TEXT, "<|channel|>", Gap.SPACES, "analysis", Gap.TEXT, "<|message|>"), call=True),
-        Opening(("<|start|>", Gap.TEXT, " to=", Gap.TEXT, "<|channel|>", Gap.SPACES, "analysis", Gap.TEXT,
-                 "<|message|>"), call=True),
+        Opening(("<|channel|>", *ANALYSIS, "<|message|>")),
+        Opening(("<|channel|>", *ANALYSIS, "to=", Gap.ANY, "<|message|>"), call=True),
+        Opening(("<|channel|>", *ANALYSIS, "<|constrain|>", Gap.ANY, "<|message|>"), call=True),
+        Opening((" to=", Gap.TEXT, "<|channel|>", *ANALYSIS, "<|message|>"), call=True),
+        Opening(("<|start|>", Gap.TEXT, " to=", Gap.TEXT, "<|channel|>", *ANALYSIS, "<|message|>"), call=True),
     ),
     anywhere=True, shared_end=True, answer=HARMONY_ANSWER, protocol=True,
     implicit=(Implicit("<|call|>", with_tools=False, in_calls=True),),
@@ -124,9 +134,9 @@ MUSE = Family(
     " to=self<|message|>", "<|eom|>",
     openings=(
         Opening(("to=self<|message|>",)),
-        Opening(("to=self", " ", Gap.TEXT, "<|message|>")),
+        Opening(("to=self", Gap.SPACE, Gap.TEXT, "<|message|>")),
         Opening(("<|start|>", Gap.TEXT, "to=self<|message|>")),
-        Opening(("<|start|>", Gap.TEXT, "to=self", " ", Gap.TEXT, "<|message|>")),
+        Opening(("<|start|>", Gap.TEXT, "to=self", Gap.SPACE, Gap.TEXT, "<|message|>")),
     ),
     shared_end=True, answer="<|start|>assistant to=user<|message|>", protocol=True,
 )
@@ -152,7 +162,10 @@ FAMILIES: Mapping[str, Family] = {
     "granite_thinking_parser": THINK_TOOL,
     "hunyuan": replace(THINK, implicit=(Implicit("<tool_calls>", ("<tool_call",)),), found=True),
     "inkling": Family("<|content_thinking|>", "<|end_message|>", anywhere=True, shared_end=True,
-                      answer="<|message_model|><|content_text|>", protocol=True),
+                      answer="<|message_model|><|content_text|>", protocol=True, implicit=(
+                          Implicit("<|content_text|>", with_tools=False),
+                          Implicit("<|content_invoke_tool_json|>", with_tools=False),
+                          Implicit("<|content_invoke_tool_text|>", with_tools=False))),
     "interns1": THINK_TOOL,
     "iquest_q1": THINK,
     "k2_horizon": Family("<ifm|think>", "</ifm|think>", implied=Implied.ALWAYS, more=(
