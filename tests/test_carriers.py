@@ -108,7 +108,7 @@ def test_generate(fleet: fleets.Fleet, more: dict[str, Any]) -> None:
     ({"custom_labels": {"think_budget": "four"}}, ["custom_labels.think_budget", "four"]),
     ({"custom_labels": {"think_budget": "4"}, "sampling_params": {"think_budget": 5}}, ["differ", "5", "4"]),
     ({"metadata": {"think_budget": "4"}}, ["metadata.think_budget", "sampling_params"]),
-    ({"extra_body": {"think_budget": 4}}, ["extra_body", "contents"]),
+    ({"extra_body": {"think_budget": 4}}, ["extra_body.think_budget", "4", "sampling_params"]),
     ({"thinking_limit": 4}, ["thinking_limit", "think_budget"]),
     ({"sampling_params": {"custom_params": {"thinking_limit": 4}}}, ["thinking_limit", "think_budget"]),
     ({"enable_thinking": False}, ["enable_thinking", "budget of 0"]),
@@ -179,7 +179,7 @@ def test_off_through_the_router(fleet: fleets.Fleet, path: str, more: dict[str, 
 def test_both_workers_keep_it(fleet: fleets.Fleet) -> None:
     """Prompts with nothing in common are spread; each worker has the plugin, so each budget holds."""
     def one(i: int) -> Any:
-        text = chr(97 + i) * 40 + "<think>" + LOOP
+        text = chr(97 + i) * 40 + "<|turn|><think>" + LOOP
         body = {"text": text, "custom_labels": {"think_budget": str(i)},
                 "sampling_params": {"temperature": 0, "max_new_tokens": 40}}
         return fleet.router.post("/generate", body).json()["meta_info"]["think"]

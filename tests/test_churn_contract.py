@@ -263,3 +263,9 @@ def test_requests_are_the_same_for_a_seed_and_of_every_kind() -> None:
             wish.min_tokens, wish.grace_tokens) <= wish.max_tokens, ask
     capped = [Maker(replace(served, ceiling=5), "m", prompts, 64, 3, {}).ask(i).wish for i in range(600)]
     assert all(0 <= w.max_tokens <= 5 for w in capped if w.max_tokens is not None)
+
+
+def test_a_block_that_is_implied_and_closes_at_once_is_written_whole() -> None:
+    ids, think = [START, END, BREAK, B, EOS], report(0, 0, 3, "forced")
+    for seen in (Seen(), Seen(closing=b"\n\n")):
+        assert not violations(asked(Wish(True, 0, message="")), answered(ids, think, 1, prompt=[TURN]), seen=seen)

@@ -219,7 +219,7 @@ def test_retraction_in_every_phase(scripted_model: Path) -> None:
     message = "enough of this, the answer comes now. " * 2
     server = servers.launch("--model-path", str(scripted_model), "--reasoning-parser", "qwen3", *FLOAT32,
                             "--max-total-tokens", "400", "--schedule-conservativeness", "0.01",
-                            "--chunked-prefill-size", "16", "--enable-mixed-chunk",
+                            "--chunked-prefill-size", "16", "--enable-mixed-chunk", "--think-one-step", "off",
                             SGLANG_TEST_RETRACT="1", SGLANG_TEST_RETRACT_INTERVAL="5")
     try:
         tokenizer = AutoTokenizer.from_pretrained(scripted_model)

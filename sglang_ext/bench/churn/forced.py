@@ -25,12 +25,24 @@ def runs(served: Served, ids: Sequence[int], reading: Reading, tokens: int, forc
     """Every way to place what the server says it wrote.
 
     A run ends its block, so of each block it is the last ids; behind the end marker each run has the same number of
-    ids, unless the response ends within the last one.
+    ids, unless the response ends within the last one. A start marker that the response begins with may be the server's
+    too, where nothing was chosen in its block: a block that is implied and closes at once is written whole.
 
     Args:
         tokens: `think.tokens`, ids that the model chose in thinking.
         forced: `think.forced_tokens`, ids that the server wrote.
     """
+    yield from _placed(served, ids, reading, tokens, forced)
+    first = reading.blocks[0].first if reading.blocks else 0
+    if first and served.text(ids[:first]) == served.start:
+        for placed in _placed(served, ids, reading, tokens, forced - first):
+            if placed and placed[0].first == first:
+                yield placed
+
+
+def _placed(served: Served, ids: Sequence[int], reading: Reading, tokens: int,
+            forced: int) -> Iterator[tuple[Run, ...]]:
+    """`runs`, with no start marker among them."""
     inside = reading.thinking - tokens
     behind = forced - inside
     if inside < 0 or behind < 0:
