@@ -1,16 +1,14 @@
-"""A draft whose next token depends on all that its cache holds, and a reading in which one id is half a character."""
+"""A draft whose next token depends on all that its cache holds, and a context in which one id is half a character."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from types import SimpleNamespace
-from typing import Any
 
 import torch
 
 from sglang_ext.uag.draft_runner import DraftRow
-from sglang_ext.uag.translation import Proposal
+from sglang_ext.uag.text.proposal import Proposal
 
 VOCABULARY, HALF, EOS, GROWTH = 50, 49, 48, 8
 
@@ -98,19 +96,19 @@ class StandInRunner:
         return logits if self.numbers else logits * float("nan")
 
 
-class StandInReading:
+class StandInContext:
     """The draft's ids are the target's, but for HALF, which is none of the draft's."""
 
     pending = b""
 
-    def __init__(self, steps_per_token: int = 1, blind: str | None = None) -> None:
+    def __init__(self, steps_per_token: int = 1, unavailable_reason: str | None = None) -> None:
         self.draft_ids: list[int] = []
-        self.stable = self.encoded = 0
-        self.blind = blind
+        self.num_unchanged = self.num_encoded = 0
+        self.unavailable_reason = unavailable_reason
         self._steps = steps_per_token
 
     def confirm(self, ids: Sequence[int]) -> None:
-        self.stable = len(self.draft_ids)
+        self.num_unchanged = len(self.draft_ids)
         self.draft_ids += [i for i in ids if i != HALF]
 
     def propose(self, ids: Sequence[int], most: int) -> Proposal:
@@ -119,12 +117,3 @@ class StandInReading:
 
     def steps_for(self, tokens: int) -> int:
         return tokens * self._steps
-
-
-class StandInTranslator:
-    """Readings for a `Drafter`, each made by `reading`."""
-
-    draft = SimpleNamespace(eos={EOS}, special={})
-
-    def __init__(self, reading: Any = StandInReading) -> None:
-        self.begin = reading

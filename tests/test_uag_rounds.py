@@ -8,17 +8,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from draft_standin import EOS, HALF, StandInReading, StandInRunner, StandInTranslator, written_after
+from draft_standin import EOS, HALF, StandInContext, StandInRunner, written_after
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang_ext.uag.acceptance import RequestStats
-from sglang_ext.uag.drafting import Counts, Drafting
+from sglang_ext.uag.draft_state import Counts, Drafting
+from sglang_ext.uag.drafter import CATCHING_UP, CONTEXT, FAILED, MOST_FAILURES, POOL, Drafter
 from sglang_ext.uag.fixed_lengths import FixedLengths
 from sglang_ext.uag.lengths import LengthControl
-from sglang_ext.uag.rounds import CATCHING_UP, CONTEXT, FAILED, MOST_FAILURES, POOL, Drafter
 from sglang_ext.uag.step_times import Kind
-from sglang_ext.uag.translation import SPECIAL, Proposal
+from sglang_ext.uag.text.proposal import SPECIAL, Proposal
 
 WIDTH = 5
 WAYS = pytest.mark.parametrize("watched", [True, False])
@@ -45,8 +45,8 @@ class AllSteps(FixedLengths):
             self.reads.append(width)
 
 
-def drafter(runner: StandInRunner, watched: bool, reading: Any = StandInReading, chunk: int = 64) -> Drafter:
-    return Drafter(StandInTranslator(reading), runner, AllSteps(), chunk, watched)
+def drafter(runner: StandInRunner, watched: bool, reading: Any = StandInContext, chunk: int = 64) -> Drafter:
+    return Drafter(reading, {EOS}, runner, AllSteps(), chunk, watched)
 
 
 def drafting(d: Drafter, rid: str, ids: Sequence[int]) -> Drafting:
@@ -62,7 +62,7 @@ def test_a_draft_is_what_a_draft_without_a_cache_writes(watched: bool, seed: int
     """Whatever was accepted, refused, half a character, or not drafted for a while."""
     chance = random.Random(seed)
     runner = StandInRunner()
-    d = drafter(runner, watched, lambda: StandInReading(steps))
+    d = drafter(runner, watched, lambda: StandInContext(steps))
     texts = {rid: [chance.randrange(1, HALF) for _ in range(chance.randint(1, 20))] for rid in "abc"}
     for rid, text in texts.items():
         drafting(d, rid, text)
@@ -165,7 +165,7 @@ def test_no_numbers_from_the_draft(watched: bool) -> None:
     """A draft that overflows costs drafts, not the server."""
     runner = StandInRunner()
     runner.numbers = False
-    d = Drafter(StandInTranslator(), runner, LengthControl(WIDTH), 64, watched)
+    d = Drafter(StandInContext, {EOS}, runner, LengthControl(WIDTH), 64, watched)
     x = drafting(d, "x", [1, 2])
     for _ in range(50):
         chain = d.draft([x], [4], 1)[0]
@@ -199,7 +199,7 @@ def test_a_failing_draft_costs_drafts(watched: bool) -> None:
     assert x.counts.none[FAILED] == MOST_FAILURES - 1
 
 
-class Ending(StandInReading):
+class Ending(StandInContext):
     """The draft wants to end after its first token, and its end is nothing to the target."""
 
     kept = 1
@@ -234,7 +234,7 @@ def test_what_a_budget_takes_away_is_no_fault_of_the_draft(watched: bool) -> Non
 
 @WAYS
 def test_who_cannot_be_drafted_for_is_told(watched: bool) -> None:
-    d = drafter(StandInRunner(), watched, lambda: StandInReading(blind="no boundary"))
+    d = drafter(StandInRunner(), watched, lambda: StandInContext(unavailable_reason="no boundary"))
     x = drafting(d, "x", [1, 2])
     assert d.draft([x], [4], 1) == [()]
     assert x.counts.none == {"no boundary": 1}

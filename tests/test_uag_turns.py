@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_ext.uag.turns import Turn, ids_between, may_draft, unprocessed
+from sglang_ext.uag.proposer import Turn, ids_between, may_draft, unprocessed
 
 WIDTH = 4
 

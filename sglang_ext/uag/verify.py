@@ -10,11 +10,17 @@ Tensors stay on the batch's device, and nothing here waits for it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+from sglang.srt.layers.sampler import apply_custom_logit_processor
+from sglang.srt.speculative.ngram_info import NgramVerifyInput
+from sglang.srt.speculative.spec_utils import GrammarTree, build_grammar_vocab_mask
+
+from ..patches.verification import Verification, report_words
 
 PAD = -1
 
@@ -163,8 +169,6 @@ def sample(sampler: Any, info: Any, logits_output: Any, chains: Chains, position
     Returns:
         [n * width] int32, PAD where the chain is padding.
     """
-    from sglang.srt.layers.logits_processor import LogitsProcessorOutput
-
     logits = logits_output.next_token_logits
     _transform(logits, info, chains)
     if mask is not None:
@@ -185,8 +189,6 @@ def _transform(logits: torch.Tensor, info: Any, chains: Chains) -> None:
 
     A request with penalties or a custom processor has no draft: those depend on all of the output.
     """
-    from sglang.srt.layers.sampler import apply_custom_logit_processor
-
     roots = logits.view(*chains.tokens.shape, -1)[:, 0]
     counted = info.acc_additive_penalties is not None or info.acc_scaling_penalties is not None
     orchestrator = info.penalizer_orchestrator
@@ -221,3 +223,62 @@ def _expanded(info: Any, chains: Chains) -> Any:
         logit_bias=None, has_custom_logit_processor=False, custom_params=None, custom_logit_processor=None,
         return_sampling_masks=None, return_sampling_support_logprobs=None, sampling_mask_batch_indices=None,
         sampling_support_logprobs_capture_indices=None, sampling_mask_top_ks=None)
+
+
+class UagVerifyInput(NgramVerifyInput):
+    """sglang's input of a verification, for chains; its relay between rounds serves as it is.
+
+    With a mask, a chain is a tree like any of NGRAM's, for which sglang captures its graphs.
+    """
+
+    @property
+    def tree_topk(self) -> int:
+        return 1 if self.custom_mask is None else -1
+
+
+class Verifier:
+    """Verifications of one target.
+
+    Args:
+        runner: sglang's model runner of the target.
+        agree: makes samples [n * width] int32 those of all ranks, in place.
+    """
+
+    def __init__(self, runner: Any, agree: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self._runner, self._agree = runner, agree
+
+    def input(self, batch: Any, chains: Chains) -> UagVerifyInput:
+        """sglang's description of the chains."""
+        index, following, siblings = chains.links()
+        on_gpu = torch.device(self._runner.device).type != "cpu"
+        mask = full_mask(batch.seq_lens_cpu.tolist(), chains.width, self._runner.device) if on_gpu else None
+        return UagVerifyInput(
+            draft_token=chains.tokens.flatten(), custom_mask=mask, positions=chains.positions(batch.seq_lens),
+            retrieve_index=index, retrieve_next_token=following, retrieve_next_sibling=siblings,
+            draft_token_num=chains.width, new_seq_lens=batch.seq_lens)
+
+    def sample(self, batch: Any, logits_output: Any, chains: Chains, on_host: Sequence[Sequence[int]],
+               verify_input: UagVerifyInput) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the target writes at each place [n * width] int32, and how much of it stands [n] int32."""
+        grammar = self._grammar_mask(batch, on_host, chains.width) if batch.has_grammar else None
+        batch.sampling_info.grammar_mask = grammar
+        thinking = Verification.begin(verify_input, batch)
+        sampled = self._agree(sample(
+            self._runner.sampler, batch.sampling_info, logits_output, chains, verify_input.positions,
+            thinking.apply if thinking else None, batch.return_logprob))
+        batch.sampling_info.grammar_mask = None
+        accept_lens = chains.accept(sampled)
+        if thinking is not None:
+            sampled, accept_lens, _ = thinking.commit(sampled, accept_lens, accept_index(accept_lens, chains.width))
+            report_words(logits_output, thinking.device, thinking.rows, accept_lens)
+        return sampled, accept_lens
+
+    def _grammar_mask(self, batch: Any, on_host: Sequence[Sequence[int]], width: int) -> Any:
+        """What each request's grammar allows after each token of its chain."""
+        ids = torch.tensor([[*chain, *[0] * (width - len(chain))] for chain in on_host], dtype=torch.int64)
+        lens = torch.tensor([len(chain) for chain in on_host])[:, None]
+        steps = torch.arange(1, width + 1)
+        following = torch.where(steps < lens, steps, PAD)
+        tree = GrammarTree.from_host(following, torch.full_like(following, -1), ids)
+        return build_grammar_vocab_mask(reqs=batch.reqs, tree=tree, sampling_info=batch.sampling_info,
+                                        device=self._runner.device, barrier=None)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,15 +25,15 @@ from sglang.srt.speculative.spec_utils import record_stream_for_v2_verify
 
 from ..config import Settings
 from .draft_runner import DraftRunner
+from .drafter import Drafter
 from .fixed_lengths import FixedLengths
 from .lengths import LengthControl
 from .pair import Pair
 from .proposer import Proposer
 from .ranks import Ranks
-from .rounds import Drafter
-from .translation import Translator
-from .verifier import UagVerifyInput, Verifier
-from .verify import Chains
+from .text.draft_context import draft_context
+from .text.translator import Translator
+from .verify import Chains, UagVerifyInput, Verifier
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +78,9 @@ class UagWorker(BaseSpecWorker):
         """What drafts, which other ranks do not."""
         lengths = FixedLengths if Settings.from_environment().uag_lengths == "fixed" else LengthControl
         chunk = get_schedule().chunked_prefill_size or 0
-        drafter = Drafter(translator, self._draft, lengths(self.width, fixed=self._fixed_width),
+        draft = translator.draft
+        drafter = Drafter(partial(draft_context, translator), {*draft.eos, *draft.special}, self._draft,
+                          lengths(self.width, fixed=self._fixed_width),
                           chunk if chunk > 0 else 8192)
         return Proposer(drafter, self.width, fixed_width=self._fixed_width,
                         overlap=not get_schedule().disable_overlap_schedule)

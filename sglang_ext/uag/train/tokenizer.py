@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..vocab import added_tokens
-from .train_draft_texts import Text
+from ...vocab import added_tokens
+from .texts import Text
 
 SEPARATOR = "<|pad|>"
 """Stands between unrelated texts in training and pads batches; the draft never has to predict it."""

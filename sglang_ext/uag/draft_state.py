@@ -10,7 +10,7 @@ from typing import Any
 
 from .acceptance import RequestStats
 from .draft_runner import DraftRow
-from .translation import Reading
+from .text.draft_context import DraftContext
 
 
 @dataclass
@@ -72,7 +72,7 @@ class Drafting:
         confidence: [proposed] probability that the draft gave to its text up to each of them.
     """
 
-    reading: Reading
+    reading: DraftContext
     counts: Counts
     stats: RequestStats = field(default_factory=RequestStats)
     taken: int = 0
@@ -91,17 +91,17 @@ class Drafting:
         """Translate what was confirmed; what the draft's cache holds of another text is forgotten."""
         if not self.backlog:
             return
-        start, before = time.perf_counter(), self.reading.encoded
+        start, before = time.perf_counter(), self.reading.num_encoded
         self.reading.confirm(self.backlog)
         self.backlog.clear()
         if self.row is not None:
             held, now = self.row.ids, self.reading.draft_ids
-            same = min(self.reading.stable, len(held))
+            same = min(self.reading.num_unchanged, len(held))
             while same < min(len(held), len(now)) and held[same] == now[same]:
                 same += 1
             del held[same:]
         self.counts.translation_seconds += time.perf_counter() - start
-        self.counts.translated += self.reading.encoded - before
+        self.counts.translated += self.reading.num_encoded - before
 
     @property
     def behind(self) -> float:

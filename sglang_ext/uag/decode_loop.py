@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from .draft_runner import DraftRow, DraftRunner
-from .drafting import Drafting
+from .draft_state import Drafting
 from .fixed_lengths import FixedLengths
 from .lengths import LengthControl
+from .step_times import Kind
 
 
 @dataclass
@@ -89,10 +90,11 @@ class Writing:
         while going:
             clock = Clock("cpu")
             clock.mark()
+            kind: Kind = "draft_extend" if tokens is None else "draft_step"
             if tokens is None:
-                kind, (width, logits) = "draft_extend", self._read(going)
+                width, logits = self._read(going)
             else:
-                kind, width, logits = "draft_step", 1, self._runner.decode([w.row for w in going], tokens, 0)
+                width, logits = 1, self._runner.decode([w.row for w in going], tokens, 0)
                 for w in going:
                     w.row.ids.append(w.written[-1])
             tokens, chances = choose(logits)

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .train_draft_prompts import Prompt, PromptMaker
-from .train_draft_texts import Text
+from .prompts import Prompt, PromptMaker
+from .texts import Text
 
 IGNORED = -100
 """Label of a position without loss."""

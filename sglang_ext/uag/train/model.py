@@ -13,7 +13,7 @@ import torch
 from tqdm import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from .train_draft_data import IGNORED, Rows
+from .data import IGNORED, Rows
 
 _DECAY_FROM = 0.5
 """The rate is constant up to this share of the training, then falls to nothing along a cosine."""
@@ -113,7 +113,7 @@ class Training:
         """One update from [batch, length] ids and labels; returns the loss before it."""
         rate = self._plan.learning_rate(len(self.losses), share)
         loss = reply_loss(self.model, ids, labels)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:

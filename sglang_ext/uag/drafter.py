@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
+from .decode_loop import Clock, Writer, Writing, mean_length
 from .draft_runner import DraftRunner
-from .drafting import Counts, Drafting
+from .draft_state import Counts, Drafting
 from .fixed_lengths import FixedLengths
 from .lengths import LengthControl
-from .translation import END, Translator
-from .writers import Clock, Writer, Writing, mean_length
+from .text.draft_context import DraftContext
+from .text.proposal import END
 
 logger = logging.getLogger(__name__)
 POOL, CONTEXT, CATCHING_UP, FAILED = "pool", "context", "catching_up", "failed"
@@ -25,7 +26,8 @@ class Drafter:
     """Drafts of all requests, in one batch.
 
     Args:
-        translator: of the pair.
+        new_context: makes the draft's context of a new request.
+        ends: the draft's ids after which it writes nothing.
         runner: the draft model.
         control: how many tokens to draft.
         chunk: most tokens that the draft reads in one round before it writes.
@@ -35,12 +37,12 @@ class Drafter:
         seconds: that the draft's forwards took in the last round.
     """
 
-    def __init__(self, translator: Translator, runner: DraftRunner, control: LengthControl | FixedLengths,
-                 chunk: int, watched: bool | None = None) -> None:
-        self._translator, self._runner, self.control = translator, runner, control
+    def __init__(self, new_context: Callable[[], DraftContext], ends: set[int], runner: DraftRunner,
+                 control: LengthControl | FixedLengths, chunk: int, watched: bool | None = None) -> None:
+        self._new_context, self._runner, self.control = new_context, runner, control
         self._chunk = chunk
         self._watched = torch.device(runner.device).type == "cpu" if watched is None else watched
-        self._writing = Writing(runner, control, {*translator.draft.eos, *translator.draft.special})
+        self._writing = Writing(runner, control, ends)
         self._open: dict[str, Drafting] = {}
         self._failures = 0
         self.seconds = 0.0
@@ -48,7 +50,7 @@ class Drafter:
     def drafting(self, rid: str) -> Drafting:
         """The request's, made when it is first seen."""
         if rid not in self._open:
-            self._open[rid] = Drafting(self._translator.begin(), Counts())
+            self._open[rid] = Drafting(self._new_context(), Counts())
         return self._open[rid]
 
     def close(self, rids: Sequence[str]) -> None:
@@ -69,7 +71,7 @@ class Drafter:
         try:
             for d in draftings:
                 d.read()
-            self._read([d for d in draftings if d.reading.blind is None and self._placed(d)], self._chunk)
+            self._read([d for d in draftings if d.reading.unavailable_reason is None and self._placed(d)], self._chunk)
         except Exception as error:
             self._failed(draftings, error)
 
@@ -136,7 +138,9 @@ class Drafter:
         """Those whose draft can begin to write in this round; others read on, or say why not."""
         placed = []
         for drafting, most in wanted:
-            cause = drafting.reading.blind or (None if self._placed(drafting, most) else self._why(drafting, most))
+            cause = drafting.reading.unavailable_reason
+            if cause is None and not self._placed(drafting, most):
+                cause = self._why(drafting, most)
             if cause or not drafting.reading.draft_ids:
                 drafting.counts.none[cause or "empty"] += 1
                 self.control.unable(drafting.stats)
@@ -192,10 +196,10 @@ class Drafter:
 
     def _translate(self, w: Writer) -> tuple[int, ...]:
         d = w.drafting
-        start, before = time.perf_counter(), d.reading.encoded
+        start, before = time.perf_counter(), d.reading.num_encoded
         proposal = d.reading.propose(w.written, w.most)
         d.counts.translation_seconds += time.perf_counter() - start
-        d.counts.translated += d.reading.encoded - before
+        d.counts.translated += d.reading.num_encoded - before
         d.counts.draft_tokens += len(w.written)
         if proposal.cause:
             d.counts.none[proposal.cause] += 1
