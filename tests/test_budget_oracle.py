@@ -6,13 +6,13 @@ import random
 from typing import Any
 
 import torch
-from budget_cases import DEVICES, FAMILIES, INTERPRETED, MESSAGE, SCALE, delimiters, lifted, texts_of
+from budget_cases import DEVICES, FAMILIES, INTERPRETED, MESSAGE, SCALE, delimiters, lifted, pairs_of, texts_of
 from budget_oracle import Rules, View, replay
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sglang_ext.budget.kernels import BudgetState, Flag, Outcome, Tables, Word, advance, commit, mask_logits, walk
 from sglang_ext.budget.kernels import reference as ref
-from sglang_ext.budget.kernels.layout import INSIDE, NO_LIMIT, NOT_FORCING, PROGRAM_END, WORDS
+from sglang_ext.budget.kernels.layout import INSIDE, NO_LIMIT, NOT_FORCING, WORDS
 
 from sglang_ext.budget.automaton import Automaton, Vocabulary
 from sglang_ext.budget.families import Word as HeaderWord
@@ -63,7 +63,8 @@ class Session:
 def script(family: str, a: Automaton, rng: random.Random) -> list[int]:
     """What a request would like to write: pieces of markers, among other ids."""
     m, v, ids = FAMILIES[family], a.vocabulary, []
-    wholes = [m.start, m.end, m.start + m.label, m.end + m.start, b"\n", b"", b" ", *texts_of(m)]
+    wholes = [t for p in pairs_of(family) for t in (p.start, p.end, p.start + p.label, p.end + p.start, *texts_of(p))]
+    wholes += [b"\n", b"", b" "]
     headers = [b"".join(p.encode() if isinstance(p, str) else
                         rng.choice([p.text, p.text.capitalize()]).encode() if isinstance(p, HeaderWord) else
                         rng.choice([b"", b" ", b"x", "\u00a0".encode(), m.start[:1]]) for p in o.parts)
@@ -92,18 +93,20 @@ def admit(family: str, a: Automaton, state: BudgetState, slot: int, rng: random.
     v = a.vocabulary
     most = rng.choice([0, 1, 3, 6, NO_LIMIT])
     label = [v.spell(a.markers.label[k:]) for k in range(len(a.markers.label))]
-    rules = Rules(delimiters(family, a), v.end_ids, v.break_ids,
+    ends = [a.end_ids(pair) for pair in range(len(a.pairs))]
+    rules = Rules(delimiters(family, a), [ids[: -1 - len(v.break_ids)] for ids in ends], v.break_ids,
                   rng.choice(BEGINNINGS[: 3 + (not a.markers.start[:1].isspace())]), most,
                   rng.randint(0, min(most, 4)), rng.choice([NO_LIMIT, max(0, most - 3)]),
                   rng.choice([NO_LIMIT, NO_LIMIT, 0, 2, 5, 9]),
                   rng.choices(range(len(v.pieces) - 24, len(v.pieces)), k=rng.randint(0, MESSAGE)), rng.random() < 0.8,
-                  rng.random() < 0.8, label)
+                  rng.random() < 0.8, label, rng.randrange(len(ends)))
     start = state.program_start(slot)
-    sequence = [*rules.message, *rules.end_ids, *rules.break_ids, PROGRAM_END]
+    sequence = a.side_by_side([[*rules.message, *ids] for ids in ends])
     state.program[start : start + len(sequence)] = torch.tensor(sequence, dtype=torch.int32)
     words = {"outside": a.start_word, "inside": a.block_word, "pending": a.implied_word}
     row = [0] * WORDS
-    row[Word.AUTO], row[Word.CURSOR], row[Word.WALL] = words[rules.begin](), NOT_FORCING, start
+    pair = rules.pair if rules.begin == "inside" else 0
+    row[Word.AUTO], row[Word.CURSOR], row[Word.WALL] = words[rules.begin](pair), NOT_FORCING, start
     row[Word.OUTCOME] = Outcome.OPEN if rules.begin == "inside" else Outcome.NONE
     row[Word.FLAGS] = (Flag.ACTIVE | (Flag.EOS_CLOSES if rules.eos_closes else 0)
                        | (0 if rules.line_break else Flag.NO_BREAK))

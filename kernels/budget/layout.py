@@ -26,7 +26,7 @@ class Word(IntEnum):
     FORCED = 4  # ids written by the budget so far
     REASON = 5  # Outcome that the end being forced will have
     FLAGS = 6  # Flag
-    WALL = 7  # index into `program` of what is forced at the wall: message, end marker, line break
+    WALL = 7  # index into `program` of what is forced at the wall: message, end marker, line break; plus `end_start`
     MAX = 8  # most tokens inside thinking, or NO_LIMIT
     MIN = 9  # the end cannot be chosen while USED is below this
     GRACE = 10  # from this USED on, the first line end closes the block, or NO_LIMIT
@@ -107,7 +107,7 @@ class Tables:
     token_class: torch.Tensor  # [vocab] int32, behaviour class of a token; ids beyond are class 0, inert
     step: torch.Tensor  # [states * classes] int32, automaton word after the token, with its events
     end_cursor: torch.Tensor  # [states] int32, program index that completes a half-written end marker, else 0
-    end_start: torch.Tensor  # [states] int32, program index of the end that the state's blocks have
+    end_start: torch.Tensor  # [states] int32, how far behind the first end the one of the state's blocks is forced
     ban_start: torch.Tensor  # [states + 1] int32, offsets into ban_ids
     ban_ids: torch.Tensor  # [n] int32, ids that would end the block (inside) or write the end marker (outside)
     cut_start: torch.Tensor  # [states * NEAR + 1] int32, offsets into cut_ids, by state and tokens left until the wall
@@ -150,8 +150,8 @@ class BudgetState:
     """Slot-indexed state. A recycled slot is overwritten whole.
 
     `program` holds forced sequences, each terminated by PROGRAM_END: first the shared ones (index 0: the end marker
-    and what follows it; then those of other pairs of markers, and what completes a half-written marker), then `stride`
-    ids for each slot.
+    and what follows it; then those of other pairs of markers, each at its `Tables.end_start`, and what completes a
+    half-written marker), then `stride` ids for each slot, laid out in the same way.
     """
 
     words: torch.Tensor  # [slots, WORDS] int32

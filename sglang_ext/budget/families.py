@@ -15,7 +15,8 @@ class Gap(Enum):
     """A part of an opening that is no fixed text."""
 
     SPACES = "white space"
-    SPACE = "one character of white space"
+    STOP = "one character of white space, or nothing before <"
+    NAME = "bytes that are neither white space nor <, one at least"
     TEXT = "any bytes but <"
     ANY = "any bytes"
 
@@ -34,10 +35,15 @@ class Opening:
     Attributes:
         parts: texts, words and gaps, in order. A gap ends where the next text first stands; the first part is a text.
         call: the header names a recipient, so the block may be a call's arguments.
+        decides: once its last gap is reached, which is of any bytes, no other header can become of what stands there,
+            but for those that are decided too: then the first in the row's order.
+        opens: False for the header of another message, which decides that none of a block begins in it.
     """
 
     parts: tuple[str | Word | Gap, ...]
     call: bool = False
+    decides: bool = False
+    opens: bool = True
 
 
 @dataclass(frozen=True)
@@ -122,21 +128,27 @@ HARMONY = Family(
     "<|channel|>analysis<|message|>", "<|end|>",
     openings=(
         Opening(("<|channel|>", *ANALYSIS, "<|message|>")),
-        Opening(("<|channel|>", *ANALYSIS, "to=", Gap.ANY, "<|message|>"), call=True),
-        Opening(("<|channel|>", *ANALYSIS, "<|constrain|>", Gap.ANY, "<|message|>"), call=True),
-        Opening((" to=", Gap.TEXT, "<|channel|>", *ANALYSIS, "<|message|>"), call=True),
-        Opening(("<|start|>", Gap.TEXT, " to=", Gap.TEXT, "<|channel|>", *ANALYSIS, "<|message|>"), call=True),
+        Opening(("<|channel|>", *ANALYSIS, "to=", Gap.ANY, "<|message|>"), call=True, decides=True),
+        Opening(("<|channel|>", *ANALYSIS, "<|constrain|>", Gap.ANY, "<|message|>"), call=True, decides=True),
+        Opening((" to=", Gap.TEXT, "<|channel|>", *ANALYSIS, "<|message|>"), call=True, decides=True),
+        Opening(("<|start|>", Gap.TEXT, " to=", Gap.TEXT, "<|channel|>", *ANALYSIS, "<|message|>"), call=True,
+                decides=True),
+        *(Opening(("<|channel|>", Gap.SPACES, Word(channel), Gap.ANY, "<|message|>"), decides=True, opens=False)
+          for channel in ("final", "commentary")),
     ),
     anywhere=True, shared_end=True, answer=HARMONY_ANSWER, protocol=True,
     implicit=(Implicit("<|call|>", with_tools=False, in_calls=True),),
 )
+MUSE_HEADER = ("<|start|>", Gap.ANY)
+"""How a header of Muse begins. The first recipient in it counts; only a response's first header has no `<|start|>`."""
 MUSE = Family(
     " to=self<|message|>", "<|eom|>",
     openings=(
-        Opening(("to=self<|message|>",)),
-        Opening(("to=self", Gap.SPACE, Gap.TEXT, "<|message|>")),
-        Opening(("<|start|>", Gap.TEXT, "to=self<|message|>")),
-        Opening(("<|start|>", Gap.TEXT, "to=self", Gap.SPACE, Gap.TEXT, "<|message|>")),
+        Opening(("to=self", Gap.STOP, Gap.TEXT, "<|message|>")),
+        Opening(("to=self<", Gap.TEXT, "<|message|>")),
+        Opening((*MUSE_HEADER, "to=self", Gap.STOP, Gap.ANY, "<|message|>"), decides=True),
+        Opening((*MUSE_HEADER, "to=", Gap.NAME, Gap.STOP, Gap.ANY, "<|message|>"), decides=True, opens=False),
+        Opening((*MUSE_HEADER, "<|message|>"), opens=False),
     ),
     shared_end=True, answer="<|start|>assistant to=user<|message|>", protocol=True,
 )
