@@ -15,10 +15,12 @@ from . import (
     cpu_engine,
     detectors,
     forward_batch,
+    harmony_turns,
     launch,
     metrics,
     ollama,
     one_step,
+    recipe_output,
     request_models,
     sampling,
     scheduler,
@@ -97,6 +99,12 @@ HOOKS = (
         "entrypoints.openai.protocol.ResponsesRequest.to_sampling_params", request_models.to_sampling_params,
         "the same for responses",
         "self, default_max_tokens, default_params, stop, tool_call_constraint",
+    ),
+    Hook(
+        "entrypoints.openai.serving_responses.OpenAIServingResponses._generate_with_builtin_tools",
+        harmony_turns.generate_with_builtin_tools,
+        "each turn of a response that calls the server's tools would have the whole budget",
+        "self, request_id, request_prompt, adapted_request, sampling_params, context, raw_request, priority, **kwargs",
     ),
     Hook(
         "entrypoints.openai.serving_chat.OpenAIServingChat._convert_to_internal_request",
@@ -222,6 +230,15 @@ HOOKS = (
         "the same for what waits at a stream's end",
         "self",
     ),
+    *(Hook(
+        f"entrypoints.openai.serving_deepseek_recipe.DeepSeekRecipeChatEncodingAdapter.{name}",
+        recipe_output.new_parser,
+        "DeepSeek's own output parser looks for the end of thinking by its id alone",
+        signature, without="DeepSeek's output is parsed as text, like that of the other tag parsers",
+    ) for name, signature in (
+        ("_new_output_parser", "self, request"),
+        ("_new_responses_parser", "self, request, require_reasoning, separate_reasoning, parse_tool_calls"),
+    )),
     Hook(
         "managers.tokenizer_manager.TokenizerManager.init_metric_collector_watchdog",
         metrics.init_metric_collector_watchdog,

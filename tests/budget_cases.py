@@ -118,9 +118,10 @@ def lifted(family: str, vocab: int, special: bool) -> Automaton:
     del pieces[vocab:]
     by_byte = {p: i for i, p in reversed(list(enumerate(pieces))) if len(p) == 1}
     spelled = [by_byte[bytes([b])] for b in m.end]
+    others = {text: tuple(by_byte[bytes([b])] for b in text) for pair in pairs[1:] for text in (pair.start, pair.end)}
     return Automaton(pairs, Vocabulary(pieces, 2 if special else None, (3,) if special else tuple(spelled),
                                    tuple(by_byte[bytes([b])] for b in m.line_break), (1,),
-                                   header_ids=frozenset({2} if special else ())), MESSAGE)
+                                   header_ids=frozenset({2} if special else ()), written=others), MESSAGE)
 
 
 def delimiters(family: str, a: Automaton) -> Delimiters:
