@@ -113,7 +113,8 @@ class Automaton:
     """
 
     def __init__(self, pairs: Markers | Sequence[Markers], vocabulary: Vocabulary, room: int = MESSAGE_IDS) -> None:
-        self.pairs = (pairs,) if isinstance(pairs, Markers) else tuple(pairs)
+        stops = [vocabulary.pieces[i] for i in vocabulary.eos_ids]
+        self.pairs = tuple(pair.without_stops(stops) for pair in ((pairs,) if isinstance(pairs, Markers) else pairs))
         self.markers = self.pairs[0]
         self.vocabulary = vocabulary
         self.bytewise = ByteAutomaton(self.pairs, self.markers.anywhere and not self._opens_by_id())

@@ -106,6 +106,10 @@ class Markers:
             for start, end in ((family.start, family.end), *family.more)
         )
 
+    def without_stops(self, stops: Sequence[bytes]) -> Markers:
+        """The same for a model that ends its responses with these texts."""
+        return replace(self, implicit=tuple(i for i in self.implicit if i.in_calls or i.marker not in stops))
+
     def without_tools(self) -> Markers:
         """The same for a request that has no tools."""
         return replace(self, implicit=tuple(i for i in self.implicit if not i.with_tools))

@@ -50,6 +50,8 @@ class Opening:
 class Implicit:
     """A marker inside a block that ends it without being its end marker.
 
+    One that is the model's EOS is a wish to stop instead, unless it counts in calls alone.
+
     Attributes:
         heads: texts of which one must follow the marker, white space between them allowed; empty: none need follow. A
             thought that quotes the marker is so told from a call.
@@ -151,6 +153,7 @@ MUSE = Family(
         Opening((*MUSE_HEADER, "<|message|>"), opens=False),
     ),
     shared_end=True, answer="<|start|>assistant to=user<|message|>", protocol=True,
+    implicit=(Implicit("<|eot|>", with_tools=False),),
 )
 
 FAMILIES: Mapping[str, Family] = {
@@ -177,7 +180,8 @@ FAMILIES: Mapping[str, Family] = {
                       answer="<|message_model|><|content_text|>", protocol=True, implicit=(
                           Implicit("<|content_text|>", with_tools=False),
                           Implicit("<|content_invoke_tool_json|>", with_tools=False),
-                          Implicit("<|content_invoke_tool_text|>", with_tools=False))),
+                          Implicit("<|content_invoke_tool_text|>", with_tools=False),
+                          Implicit("<|content_model_end_sampling|>", with_tools=False))),
     "interns1": THINK_TOOL,
     "iquest_q1": THINK,
     "k2_horizon": Family("<ifm|think>", "</ifm|think>", implied=Implied.ALWAYS, more=(
