@@ -14,6 +14,14 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..entries import AUTO_MASK as AUTO_MASK
+from ..entries import INSIDE as INSIDE
+from ..entries import LINE_END as LINE_END
+from ..entries import PENDING as PENDING
+from ..entries import STATE_MASK as STATE_MASK
+from ..entries import THINKING as THINKING
+from ..entries import Event as Event
+
 
 class Word(IntEnum):
     """Column of `BudgetState.words`. Columns up to `FLAGS` and `TOTAL` change with every token, the others only on
@@ -39,26 +47,7 @@ NOT_FORCING = -1
 NO_LIMIT = 2**31 - 1
 PROGRAM_END = -1  # terminates a forced sequence in `program`
 
-STATE_MASK = 0xFFFF
-INSIDE = 1 << 16  # automaton word: a thinking block is open
-LINE_END = 1 << 17  # automaton word: the last byte was a line feed
-PENDING = 1 << 18  # automaton word: a block opens with whatever comes next
-THINKING = INSIDE | PENDING  # automaton word: what comes next is thinking, unless it says otherwise
 NEAR = 3  # tokens from the wall on which no character may be begun that cannot be completed: a character has 4 bytes
-
-
-class Event(IntFlag):
-    """What one token does, in the entries of `Tables.step`, above the automaton word it leads to."""
-
-    OPEN = 1 << 20  # the token completes a start marker and a block opens
-    CLOSE = 1 << 21  # the token completes the end marker of an open block
-    IMPLICIT = 1 << 22  # the token completes an implicit end marker of an open block
-    END_OUTSIDE = 1 << 23  # the token completes an end marker right behind an end
-    EOS = 1 << 24  # the token ends the response
-    BEGIN = 1 << 25  # the token opens a block by itself, without a start marker, and is part of it
-
-
-AUTO_MASK = STATE_MASK | THINKING | LINE_END
 
 
 class Flag(IntFlag):

@@ -31,7 +31,7 @@ from .byte_rules import (
     still_missing,
 )
 from .byte_states import FRESH, HERE, NOWHERE, ROLE, TURN, Call, Inside, Outside, Pending, State
-from .kernels.layout import INSIDE, LINE_END, PENDING, STATE_MASK, Event
+from .entries import INSIDE, LINE_END, PENDING, STATE_MASK, Event
 
 EVENTS = Event.OPEN | Event.CLOSE | Event.IMPLICIT | Event.END_OUTSIDE | Event.BEGIN
 
