@@ -47,8 +47,8 @@ class EndAsId:
         entry = lookup(self._automaton, self._word, token)
         self._word = entry & AUTO_MASK
         self._held.append(token)
+        self._over = bool(entry & (Event.CLOSE | Event.IMPLICIT))
         if entry & Event.CLOSE:
-            self._over = True
             return self._ended(self.rest())
         state = self._automaton.bytewise.states[entry & STATE_MASK]
         return [] if isinstance(state, Inside) and state.end else self.rest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,13 +25,17 @@ def test_a_row_for_each_of_sglangs_parsers() -> None:
     from sglang.srt.parser.reasoning_parser import ReasoningParser
     from sglang.srt.parser.reasoning_parser_names import REASONING_PARSER_NAMES
 
-    assert set(FAMILIES) == set(ReasoningParser.DetectorMap) == set(REASONING_PARSER_NAMES)
+    assert set(ReasoningParser.DetectorMap) == set(REASONING_PARSER_NAMES)
+    assert set(FAMILIES) - set(REASONING_PARSER_NAMES) == ({"beam"} if version("sglang") == "0.5.22" else set())
+    assert set(REASONING_PARSER_NAMES) <= set(FAMILIES)
 
 
 @pytest.mark.parametrize("name", sorted(set(FAMILIES) - DYNAMIC))
 def test_the_markers_are_those_of_sglangs_parser(name: str) -> None:
     from sglang.srt.parser.reasoning_parser import ReasoningParser
 
+    if name not in ReasoningParser.DetectorMap:
+        pytest.skip(f"this release of sglang has no parser {name}")
     row, detector = FAMILIES[name], ReasoningParser(name).detector
     assert (row.start, row.end) == (detector.think_start_token, detector.think_end_token)
     assert row.label == detector.think_start_self_label

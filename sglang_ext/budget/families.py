@@ -122,6 +122,10 @@ THINK_ALWAYS = replace(PLAIN, implied=Implied.ALWAYS)
 THINK_TOOL = replace(THINK, implicit=(Implicit("<tool_call>", JSON_OR_XML),))
 THINK_TOOL_ALWAYS = replace(THINK_TOOL, implied=Implied.ALWAYS)
 THINK_TOOL_NAME = replace(THINK, implicit=(Implicit("<tool_call>", JSON_OR_XML, name=True),))
+DSML = "<\uff5cDSML\uff5c"
+THINK_DSML = replace(THINK, implicit=tuple(
+    Implicit(DSML + name, (DSML + "invoke",)) for name in ("tool_calls>", " calls>")))
+"""DeepSeek V4 and V4.1; its parser takes either name from either model."""
 
 HARMONY_ANSWER = "<|start|>assistant<|channel|>final<|message|>"
 ANALYSIS = (Gap.SPACES, Word("analysis"), Gap.ANY)
@@ -167,8 +171,8 @@ FAMILIES: Mapping[str, Family] = {
                                   Implicit("<|START_ACTION|>", with_tools=False))),
     "deepseek-r1": THINK_ALWAYS,
     "deepseek-v3": THINK_TOOL,
-    "deepseek-v4": THINK,
-    "deepseek-v41": THINK,
+    "deepseek-v4": THINK_DSML,
+    "deepseek-v41": THINK_DSML,
     "dots": THINK_TOOL,
     "gemma4": Family("<|channel>", "<channel|>", label="thought\n", anywhere=True, implied=Implied.ASKED),
     "gigachat35": THINK_ALWAYS,
