@@ -84,8 +84,8 @@ class Settings:
         'JSON object, target token to draft token, or to "" for none (default: by name and role)'
     )
     uag_overlap: bool = _setting(
-        False, _switch, None, "keep overlap scheduling with --speculative-algorithm UAG on a CPU, where nothing overlaps: a "
-        "request that ended runs one more step (default: off there, on with a GPU)"
+        False, _switch, None, "with --speculative-algorithm UAG, keep overlap scheduling on a CPU, where nothing "
+        "overlaps: a request that ended runs one more step (default: off there, on with a GPU)"
     )
     allow_unknown_sglang: bool = _setting(
         False, _switch, None, "start with a release of sglang that the hooks were not read against, if at least every "
