@@ -1,7 +1,7 @@
 """Tensor parallelism: the first rank drafts, and all ranks verify the same draft tokens.
 
-Draft lengths are chosen by the clock, which tells each rank something else. Every rank holds the whole draft all the
-same: a small model's heads need not be divisible, and pools are as large as the fullest rank allows anyway.
+Draft lengths are chosen by the clock, which tells each rank something else. The first rank holds the whole draft, as a
+small model's heads need not be divisible. The others hold none of it, and their pools are as large as the first's.
 """
 
 from __future__ import annotations

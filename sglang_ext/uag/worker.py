@@ -30,7 +30,7 @@ from .draft_runner import DraftRunner
 from .drafter import Drafter
 from .fixed_lengths import FixedLengths
 from .lengths import LengthControl
-from .pair import Pair
+from .pair import Pair, free_memory
 from .proposer import Proposer
 from .ranks import Ranks
 from .relay import KnownLengths
@@ -69,27 +69,30 @@ class UagWorker(BaseSpecWorker):
         self.speculative_num_draft_tokens = self.width
         runner = target_worker.model_runner
         self.device = runner.device
-        pair = Pair.load(target_worker.tokenizer, runner.model_config)
-        translator = pair.translator()
         self._ranks = Ranks(get_parallel().tp_group)
-        draft = DraftRunner(server_args, gpu_id, nccl_port, target_worker.random_seed, self._ranks.single_rank)
-        draft.allocate(pair.pool_tokens(runner, draft), get_schedule().max_running_requests)
-        self._draft, self._verifier = draft, Verifier(runner, self._ranks.broadcast)
+        self._verifier = Verifier(runner, self._ranks.broadcast)
         self._fixed_width = needs_fixed_width(self.device)
         self._overlap = not get_schedule().disable_overlap_schedule
-        self._proposer = self._first_ranks(translator) if self._ranks.first else None
+        self._draft: DraftRunner | None = None
+        self._proposer: Proposer | None = None
+        if not self._ranks.first:
+            free_memory(runner)
+            return
+        pair = Pair.load(target_worker.tokenizer, runner.model_config)
+        translator = pair.translator()
+        self._draft = draft = DraftRunner(server_args, gpu_id, nccl_port, target_worker.random_seed,
+                                          self._ranks.single_rank)
+        draft.allocate(pair.pool_tokens(runner, draft, free_memory(runner)), get_schedule().max_running_requests)
+        self._proposer = self._new_proposer(draft, translator)
         logger.info("UAG: %s", pair.summary(translator))
 
-    def _first_ranks(self, translator: Translator) -> Proposer:
-        """What drafts, which other ranks do not."""
+    def _new_proposer(self, draft: DraftRunner, translator: Translator) -> Proposer:
         lengths = FixedLengths if Settings.from_environment().uag_lengths == "fixed" else LengthControl
         chunk = get_schedule().chunked_prefill_size or 0
-        draft = translator.draft
-        drafter = Drafter(partial(draft_context, translator), {*draft.eos, *draft.special}, self._draft,
-                          lengths(self.width, fixed=self._fixed_width),
-                          chunk if chunk > 0 else 8192)
-        return Proposer(drafter, self.width, fixed_width=self._fixed_width,
-                        overlap=self._overlap)
+        ends = {*translator.draft.eos, *translator.draft.special}
+        drafter = Drafter(partial(draft_context, translator), ends, draft,
+                          lengths(self.width, fixed=self._fixed_width), chunk if chunk > 0 else 8192)
+        return Proposer(drafter, self.width, fixed_width=self._fixed_width, overlap=self._overlap)
 
     @property
     def draft_worker(self) -> None:
@@ -102,15 +105,18 @@ class UagWorker(BaseSpecWorker):
         self._known_lengths = KnownLengths.of(self.req_to_token_pool)
 
     def init_attention_backends(self) -> None:
-        self._draft.init_attention_backends()
+        if self._draft is not None:
+            self._draft.init_attention_backends()
 
     def init_cuda_graphs(self) -> None:
-        self._draft.init_cuda_graphs()
+        if self._draft is not None:
+            self._draft.init_cuda_graphs()
 
     def clear_cache_pool(self) -> None:
         """Forget every request; sglang calls this when none is left."""
-        if self._proposer is not None:
-            self._proposer.clear()
+        if self._draft is None or self._proposer is None:
+            return
+        self._proposer.clear()
         if self._draft.pool.idle:
             logger.info("UAG: draft pool empty")
         else:
