@@ -23,7 +23,7 @@ TARGETS = {"sm_80": GPUTarget("cuda", 80, 32), "sm_90": GPUTarget("cuda", 90, 32
            "gfx942": GPUTarget("hip", "gfx942", 64)}
 TABLES = Operands(*["*i32"] * 9, *["i32"] * 3)
 STATE = StateOperands("*i32", "*i32")
-LOST = -(2.0**100)
+LOST = -(2.0**99)
 KERNELS = ("mask", "advance", "walk chain", "walk tree", "commit chain", "commit tree")
 pytestmark = pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
 
@@ -45,11 +45,10 @@ def source(name: str, dtype: str, nodes: int = 9) -> tuple[Any, dict[str, Any], 
     if verb == "advance":
         return _advance_kernel, {"tokens": "*i64", **rows, **op}, {}, 1
     if verb == "walk":
-        signature = {**matrix, "vocab": "i32", "draft": "*i64", **above, **rows, "nodes": "*i32", **op}
-        constants |= {"LOST": LOST, "WIDTH": nodes, "PADDED": triton.next_power_of_2(nodes)}
-        return _walk_kernel, {**signature, **dict.fromkeys(("LOST", "WIDTH", "PADDED"), "constexpr")}, constants, 4
-    signature = {"tokens": "*i64", "last": "*i64", **above, **rows, "nodes": "*i32", **op, "WIDTH": "constexpr"}
-    return _commit_kernel, signature, {**constants, "WIDTH": nodes}, 1
+        signature = {**matrix, "vocab": "i32", "draft": "*i64", **above, **rows, "nodes": "*i32", **op, "width": "i32"}
+        return _walk_kernel, {**signature, "LOST": "constexpr"}, {**constants, "LOST": LOST}, 4
+    signature = {"tokens": "*i64", "last": "*i64", **above, **rows, "nodes": "*i32", **op, "width": "i32"}
+    return _commit_kernel, signature, constants, 1
 
 
 @cache
