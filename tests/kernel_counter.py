@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from kernel_keys import noted
-from sglang_ext.budget import kernels
 from sglang_ext.budget.kernels import host
 from sglang_ext.patches import sampling
+
+from sglang_ext.budget import kernels
 
 FILE = "KERNEL_COUNTER"
 PREWARMED = "prewarmed"
@@ -33,7 +34,9 @@ def plugin(folder: Path, file: Path) -> dict[str, str]:
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: kernel-counter\nVersion: 0\n")
     (metadata / "entry_points.txt").write_text("[sglang.srt.plugins]\nkernel_counter = kernel_counter:register\n")
-    return {"PYTHONPATH": os.pathsep.join([str(folder), str(Path(__file__).parent)]), FILE: str(file)}
+    tests = Path(__file__).parent
+    path = (folder, tests, tests.parent / "benchmarks")
+    return {"PYTHONPATH": os.pathsep.join(map(str, path)), FILE: str(file)}
 
 
 def launches(file: Path) -> tuple[list[str], list[str]]:

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import triton
+from compile_kernels import TARGETS, stand_in
 from sglang_ext.budget.kernels import device
-from triton.backends.compiler import GPUTarget
 
-TARGET = GPUTarget("cuda", 90, 32)
-STAND_IN = SimpleNamespace(get_current_target=lambda: TARGET, get_current_device=lambda: 0,
-                           get_current_stream=lambda _: 0)
-"""Stands for a GPU's driver: a launch needs no more of it until its kernel is there."""
 Launch = tuple[str, str]
 """A kernel's name, and the key under which Triton keeps what it compiled for this launch."""
 
@@ -33,7 +28,8 @@ def noted() -> Iterator[list[Launch]]:
 
     driver, knobs = triton.runtime.driver, triton.knobs.runtime
     kept = driver._active, knobs.jit_cache_hook, device.launches
-    driver._active, knobs.jit_cache_hook, device.launches = STAND_IN, instead_of_compiling, lambda _: True
+    driver._active, knobs.jit_cache_hook, device.launches = (
+        stand_in(TARGETS["sm_90"]), instead_of_compiling, lambda _: True)
     try:
         yield launched
     finally:
