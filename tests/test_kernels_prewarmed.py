@@ -5,6 +5,7 @@ On the CPU nothing is launched; what a GPU would compile is counted (`kernel_cou
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from uag_models import build_spoken_draft, build_spoken_model
 pytestmark = pytest.mark.served
 
 FLAGS = ("--reasoning-parser", "qwen3", "--max-running-requests", "16", "--chunked-prefill-size", "64",
-         "--enable-custom-logit-processor", *servers.FLOAT32)
+         "--dtype", "float32")
 KINDS: list[dict[str, Any]] = [
     {"temperature": 0}, {"temperature": 0.8}, {"temperature": 0.8, "top_p": 0.9, "top_k": 7},
     {"temperature": 0.8, "min_p": 0.2}, {"temperature": 0, "frequency_penalty": 0.5, "min_new_tokens": 3},
@@ -77,6 +78,7 @@ def test_no_request_compiles_a_kernel(counted: Counted, target: Path) -> None:
         if "n" in body["sampling_params"]:
             counted.server.post("/generate", body).raise_for_status()
     before, after = launches(counted.file)
-    assert {line.split()[0] for line in after} == counted.kernels
-    assert len(after) > 200
+    times = Counter(line.split()[0] for line in after)
+    assert set(times) == counted.kernels
+    assert min(times.values()) >= 5
     assert set(after) <= set(before)
