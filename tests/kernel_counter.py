@@ -36,7 +36,8 @@ def plugin(folder: Path, file: Path) -> dict[str, str]:
     (metadata / "entry_points.txt").write_text("[sglang.srt.plugins]\nkernel_counter = kernel_counter:register\n")
     tests = Path(__file__).parent
     path = (folder, tests, tests.parent / "benchmarks")
-    return {"PYTHONPATH": os.pathsep.join(map(str, path)), FILE: str(file)}
+    return {"PYTHONPATH": os.pathsep.join(map(str, path)), "SGLANG_PLUGINS": "sglang_ext,kernel_counter",
+            FILE: str(file)}
 
 
 def launches(file: Path) -> tuple[list[str], list[str]]:
