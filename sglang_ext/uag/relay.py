@@ -50,6 +50,8 @@ class KnownLengths:
 class UagFutureMap(FutureMap):
     """sglang's relay; `UagWorker` tells `KnownLengths` what each step does to the lengths."""
 
+    needs_cpu_seq_lens: bool
+
     def __init__(self, device: Any, algorithm: Any, req_to_token_pool: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(device, algorithm, req_to_token_pool, *args, **kwargs)
         self._known = KnownLengths.of(req_to_token_pool)
