@@ -7,6 +7,7 @@ import copy
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from typing import Any
 
 SPACES = rb"[ \t\n\r\x0b\x0c]*"
@@ -37,7 +38,9 @@ class Delimiters:
     shared_end: bool = False
     everywhere: bool = False
 
+    @cached_property
     def headers(self) -> list[tuple[re.Pattern[bytes], bool]]:
+        """A pattern of each opening, and whether it has a recipient."""
         plain: list[tuple[Sequence[Any], bool]] = [((self.start.decode(),), False), *self.openings]
         return [(re.compile(b"".join(_part(p) for p in parts), re.DOTALL), call) for parts, call in plain]
 
@@ -50,6 +53,7 @@ def _part(part: Any) -> bytes:
     return {"SPACES": SPACE + b"*", "SPACE": SPACE, "TEXT": rb"[^<]*", "ANY": rb".*"}[part.name]
 
 
+@lru_cache(1 << 16)
 def blank(text: bytes) -> bool:
     """Whether a text is white space, its last character perhaps not complete."""
     for cut in range(4):
@@ -142,7 +146,7 @@ class Scanner:
         r, text = self.rules, self.text
         places = list(range(self.first, len(text)) if r.everywhere else self.begins)
         places += self._fresh_places()
-        matched = [call for header, call in r.headers() for p in places if header.fullmatch(text, p)]
+        matched = [call for header, call in r.headers for p in places if header.fullmatch(text, p)]
         if matched:
             self.recipient = any(matched)
             self.open()

@@ -194,7 +194,7 @@ class ByteAutomaton:
         alone = not state.space or state.end == len(state.space)  # no other byte than the end marker's stands there
         if written < 0:
             return -1
-        if written < len(answer) and answer[written] == byte and (written or not state.end):
+        if written < len(answer) and answer[written] == byte and (written or not (state.end or state.space)):
             return written + 1
         if 0 < written < len(answer):  # no header; it may be the beginning of an end marker
             return 0 if end == written + 1 else -1
