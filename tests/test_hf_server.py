@@ -46,4 +46,4 @@ def test_the_scripted_model(scripted_server: servers.Server, scripted_model: Pat
     writer = Writer(scripted_model)
     for text, start in [(OPEN, s) for s in ("loop", "P1", "P2", "P5")] + [("", s) for s in ("P3", "P4")]:
         inputs = writer.inputs((text, start))
-        assert generated(writer, inputs, budget, 24) == answered(scripted_server, inputs, budget, 24)
+        assert generated(writer, inputs, budget, 40) == answered(scripted_server, inputs, budget, 40)

@@ -123,7 +123,7 @@ def test_abort_while_forcing_leaves_the_slots_clean(demo_server: servers.Server,
         demo_server.post("/abort_request", {"rid": d["rid"]})
     for thread in threads:
         thread.join()
-    requests_ = [body(t, b, new=24) for t, b in zip(texts[:8], BUDGETS, strict=False)]
+    requests_ = [body(t, b) for t, b in zip(texts[:8], BUDGETS, strict=False)]
     check_all(demo_server.generate_all(requests_), free[:8], close, demo_rescan, BUDGETS[:8])
 
 
@@ -141,7 +141,7 @@ def test_end_of_sequence_while_thinking_closes_the_block(demo_server: servers.Se
                                                          close: list[int]) -> None:
     """The demo model is no reasoner: it answers inside the block and stops there."""
     prompt = prompts(demo_tokenizer, 2)[1]
-    params = {"temperature": 0, "max_new_tokens": 40}
+    params = {"temperature": 0, "max_new_tokens": 64}
     plain = demo_server.generate(text=prompt, sampling_params=params)
     assert plain["meta_info"]["finish_reason"]["type"] == "stop"
     result = demo_server.generate(text=prompt, sampling_params={**params, "think_budget": 50})
