@@ -22,8 +22,6 @@ REFUSED = 2
 """Exit status of a process that refuses to serve."""
 APPLICATION_VARIABLE = "SGLANG_HTTP_SERVER_APP_PATH"
 APPLICATION = "sglang_ext.http_worker:app"
-NO_DATA_PARALLEL = ("data parallel servers (--dp) are not served there: their controller cannot tell whether its "
-                    "schedulers have the hooks; start a server for each, or install a later release")
 
 logger = logging.getLogger(__name__)
 
@@ -42,11 +40,6 @@ def launch_subprocesses(original: Callable[..., Any], *args: Any, **kwargs: Any)
     served = description()
     logger.info("sglang-ext %s on sglang %s, table of hooks %s", served["version"], served["sglang"], served["table"])
     return started
-
-
-def has_controller(server_args: Any) -> bool:
-    """Whether a data parallel controller stands between the server and its schedulers."""
-    return bool(server_args.dp_size > 1)
 
 
 def wait_for_scheduler_ready(original: Callable[..., Any], scheduler_pipe_readers: Any, scheduler_procs: Any) -> Any:
