@@ -6,7 +6,6 @@ ids, text, `think`, every count of `usage`, logprobs.
 
 from __future__ import annotations
 
-import json
 import random
 import time
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ import requests
 import servers
 from scripted_requests import OPEN, STARTS, answers
 from servers import FLOAT32
+from streams import stream
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 pytestmark = pytest.mark.served
@@ -118,12 +118,6 @@ def test_what_a_client_is_told(scripted_server: servers.Server, mix: list[dict[s
 def test_on_other_servers(other_server: servers.Server, mix: list[dict[str, Any]],
                           stepwise: list[dict[str, Any]]) -> None:
     check(answers(other_server, mix), stepwise, mix)
-
-
-def stream(server: servers.Server, body: dict[str, Any]) -> list[dict[str, Any]]:
-    with requests.post(server.url + "/generate", json={**body, "stream": True}, stream=True, timeout=120) as response:
-        lines = [line[6:] for line in response.iter_lines() if line.startswith(b"data: ")]
-    return [json.loads(line) for line in lines[:-1]]
 
 
 @pytest.mark.parametrize("budget", [0, 1, 5])
