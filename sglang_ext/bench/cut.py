@@ -8,10 +8,8 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-import requests
-
 from ..serve import DEMOS
-from . import common
+from . import common, servers
 from .cut_page import BARE, ONE, STEPS, Load, page
 from .load import Ask, Row, Target, run
 from .options import UNLIMITED, choices, whole, wholes
@@ -105,7 +103,7 @@ def _rounds(args: argparse.Namespace, record: Run, model: str, batch: int, of: t
             target = ways[way]
             if kind == "mix":  # as long as it may be, whatever the model has to say
                 target = replace(target, extra={**target.extra, "ignore_eos": True})
-            requests.post(target.url + "/flush_cache", timeout=60)  # the same questions are as new to every load
+            servers.flush_cache(target.url)
             seconds = run(target, asks, concurrency=batch, label=f"{model}, {batch} at a time, {value}: {way}",
                           keep=rows.append)
             if number:

@@ -33,6 +33,7 @@ class Load:
             time, to when the last request is sent; None of a load without such a time.
         cuts: responses with more than a few forced tokens.
         at_once: those that had at least half of them in one piece.
+        end_steps: pieces from their wall to the end of what was forced, mean: forwards, where each sends a piece.
         errors: what went wrong, and how often.
     """
 
@@ -44,6 +45,7 @@ class Load:
     tokens_per_second: float | None
     cuts: int
     at_once: int
+    end_steps: float | None
     errors: dict[str, int]
 
     @classmethod
@@ -58,6 +60,7 @@ class Load:
             step=stats.percentile((gap for row in good for gap in gaps(row)), 50),
             gap_p50=stats.percentile(free, 50), gap_p99=stats.percentile(free, 99),
             tokens_per_second=speed(good, batch), cuts=len(cuts), at_once=sum(map(at_once, cuts)),
+            end_steps=stats.mean(map(end_steps, cuts)),
             errors=dict(Counter(row["error"] for row in rows if row.get("error"))))
 
     def row(self) -> dict[str, Any]:
@@ -83,6 +86,14 @@ def at_once(row: Row) -> bool:
     return max(has - had for had, has in pairwise(counts)) >= row["forced"] / 2
 
 
+def end_steps(row: Row) -> int:
+    """Pieces of a response from its wall to the end of what was forced."""
+    counts = [0, *(count for _, count in row["pieces"]), row["output_len"]]
+    wall, end = (next((i for i, count in enumerate(counts) if count >= length), len(counts) - 1)
+                 for length in (row["thought"], row["thought"] + row["forced"]))
+    return end - wall
+
+
 def speed(rows: Sequence[Row], batch: int) -> float | None:
     """Tokens a second while `batch` requests run; None if there is no such time."""
     if len(rows) <= batch:
@@ -102,7 +113,8 @@ def answer_figures(loads: Sequence[dict[str, Any]]) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for way in (BARE, ONE, STEPS):
         times = [t for load in loads if load["way"] == way for t in load["answers"]]
-        out[way] = {"p50": stats.percentile(times, 50), "p99": stats.percentile(times, 99), "count": len(times)}
+        out[way] = {"p50": stats.percentile(times, 50), "p99": stats.percentile(times, 99), "count": len(times),
+                    "end_steps": stats.mean(load["end_steps"] for load in loads if load["way"] == way)}
     steps = [load["step"] for load in loads if load["way"] == STEPS and load["step"]]
     out["step"] = median(steps) if steps else None
     bare, one = out[BARE]["p50"], out[ONE]["p50"]
@@ -137,9 +149,9 @@ def page(record: Record) -> Page:
     if answers:
         out.plots.append(_answers(answers))
         out.tables.append(_answer_table(answers))
-    if any(found["ratio"] for found in mixes.values()):
-        out.plots.append(_ratios({key: found["ratio"] for key, found in mixes.items() if found["ratio"]}))
     if mixes:
+        measured = {key: found for key, found in mixes.items() if found["ratio"]}
+        out.plots += [_ratios(measured), _neighbours(mixes)] if measured else [_neighbours(mixes)]
         out.tables.append(_mix_table(mixes))
     errors = sum((Counter(load["errors"]) for load in loads), Counter())
     if errors:
@@ -163,33 +175,61 @@ def _nested(found: dict[Key, dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"model": model, "batch": batch, "of": of, **figures} for (model, batch, of), figures in found.items()]
 
 
-def _answers(found: dict[Key, dict[str, Any]]) -> Plot:
+def _panels(found: dict[Key, dict[str, Any]]) -> tuple[Any, Iterator[tuple[str, Any, dict[Key, dict[str, Any]]]]]:
+    """A figure with a panel for each model: its name, its axes, its figures."""
     models = list(dict.fromkeys(model for model, _, _ in found))
-    figure, panels = plots.panels(len(models), width=max(7.2, 5.0 * len(models)))
-    for axes, model in zip(panels, models, strict=True):
-        mine = {key: values for key, values in found.items() if key[0] == model}
+    figure, panels = plots.panels(len(models), width=max(7.2, 5.0 * len(models)), height=3.8)
+    mine = [{key: values for key, values in found.items() if key[0] == model} for model in models]
+    return figure, zip(models, panels, mine, strict=True)
+
+
+def _answers(found: dict[Key, dict[str, Any]]) -> Plot:
+    figure, panels = _panels(found)
+    for model, axes, mine in panels:
         plots.bars(axes, {way: [v[way]["p50"] for v in mine.values()] for way in (BARE, ONE, STEPS)})
         plots.label(axes, f"{model}: requests at a time, budget", "seconds", [f"{n}, {b}" for _, n, b in mine])
-    plots.legend(figure, panels[0], 3)
+    plots.legend(figure, figure.axes[0], 3)
     return Plot("answer", "Time to the first token of the answer, median", figure,
                 "What a message costs is the distance to the first bar. A budget of 0 has no message of its own.")
 
 
-def _ratios(ratios: dict[Key, dict[str, Any]]) -> Plot:
-    figure, (axes,) = plots.panels()
-    plots.points(axes, [r["median"] for r in ratios.values()], [(r["least"], r["most"]) for r in ratios.values()])
-    axes.axhline(1, color="black", linewidth=0.8, linestyle=(0, (4, 4)))
-    plots.label(axes, "", "throughput against token by token", [f"{m}, {n}, {mix}" for m, n, mix in ratios])
+def _ratios(found: dict[Key, dict[str, Any]]) -> Plot:
+    figure, panels = _panels(found)
+    for model, axes, mine in panels:
+        mixes = {mix: [v["ratio"] for (_, _, m), v in mine.items() if m == mix] for _, _, mix in mine}
+        plots.lines(axes, {mix: [r["median"] for r in ratios] for mix, ratios in mixes.items()},
+                    errors={mix: [(r["least"], r["most"]) for r in ratios] for mix, ratios in mixes.items()})
+        axes.axhline(1, color="black", linewidth=0.8, linestyle=(0, (4, 4)))
+        ends = [r[end] for v in mine.values() for r in [v["ratio"]] for end in ("least", "most")]
+        axes.set_ylim(min(0.9, *ends) - 0.02, max(1.1, *ends) + 0.02)
+        plots.label(axes, f"{model}: requests at a time", "times token by token", _batches(mine))
+    plots.legend(figure, figure.axes[0], 2)
     return Plot("ratio", "Throughput of a load of mixed lengths", figure,
                 "1 is no cost. Median of the rounds' ratios; the lines go from the least to the most.")
 
 
+def _neighbours(found: dict[Key, dict[str, Any]]) -> Plot:
+    figure, panels = _panels(found)
+    for model, axes, mine in panels:
+        plots.bars(axes, {f"{mix}: {way}": [v[way]["gap_p99"] for (_, _, m), v in mine.items() if m == mix]
+                          for mix in dict.fromkeys(mix for _, _, mix in mine) for way in (ONE, STEPS)})
+        plots.label(axes, f"{model}: requests at a time", "seconds", _batches(mine))
+    plots.legend(figure, figure.axes[0], 2)
+    return Plot("neighbours", "Time between tokens of requests that are not cut, p99", figure,
+                "They wait for a forward that reads others' ends, as they do for one that reads a prompt.")
+
+
+def _batches(found: dict[Key, dict[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(str(batch) for _, batch, _ in found))
+
+
 def _answer_table(found: dict[Key, dict[str, Any]]) -> Table:
-    rows = [[*key, *(v[way][q] for way in (BARE, ONE, STEPS) for q in ("p50", "p99")), v["step"], v["steps_more"]]
-            for key, v in found.items()]
+    rows = [[*key, *(v[way][q] for way in (BARE, ONE, STEPS) for q in ("p50", "p99")), v["step"], v["steps_more"],
+             v[ONE]["end_steps"], v[STEPS]["end_steps"]] for key, v in found.items()]
     times = [f"{way}, p50" if q == "p50" else "p99" for way in (BARE, ONE, STEPS) for q in ("p50", "p99")]
     return Table("First token of the answer, seconds", ["model", "requests at a time", "budget", *times, "a step",
-                                                        f"steps, {ONE} more than {BARE}"], rows)
+                                                        f"steps, {ONE} more than {BARE}",
+                                                        f"wall to answer in steps, {ONE}", STEPS], rows)
 
 
 def _mix_table(found: dict[Key, dict[str, Any]]) -> Table:
