@@ -18,10 +18,7 @@ def stream(server: servers.Server, body: dict[str, Any]) -> list[dict[str, Any]]
 
 def rounds_of_the_end(events: list[dict[str, Any]], thought: int) -> int:
     """Rounds of verification from where a response's wall is reached, after so many tokens, to where all that is forced
-    stands."""
-    end = thought + events[-1]["meta_info"]["think"]["forced_tokens"]
-
-    def by(length: int) -> int:
-        return next(e["meta_info"]["spec_verify_ct"] for e in events if len(e["output_ids"]) >= length)
-
-    return int(by(end) - by(thought))
+    stands. Each sends an event."""
+    lengths, end = [len(e["output_ids"]) for e in events], thought + events[-1]["meta_info"]["think"]["forced_tokens"]
+    wall, answer = (next(i for i, n in enumerate(lengths) if n >= length) for length in (thought, end))
+    return answer - wall

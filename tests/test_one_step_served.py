@@ -40,6 +40,7 @@ SETTINGS = {
     "without overlap": ("--disable-overlap-schedule",),
     "without a prefix cache": ("--disable-radix-cache",),
     "small chunks": ("--chunked-prefill-size", "16", "--enable-mixed-chunk"),
+    "whatever it costs": ("--think-one-step", "always", "--enable-mixed-chunk"),
     "two schedulers": ("--dp", "2"),
     "two ranks": ("--tp", "2"),
     "a cache of prompts alone": ("--strip-thinking-cache",),
@@ -180,6 +181,26 @@ def test_two_samples(scripted_server: servers.Server, stepwise_server: servers.S
     one, other = (s.post("/generate", body).json() for s in (scripted_server, stepwise_server))
     assert [told(r) for r in one] == [told(r) for r in other]
     assert len(one) == 2
+
+
+def test_turns_of_a_session(scripted_server: servers.Server, stepwise_server: servers.Server,
+                            tokenizer: PreTrainedTokenizerFast) -> None:
+    """A session goes on from what a response left in its slot; its ends are written token by token."""
+    said = []
+    for server in (scripted_server, stepwise_server):
+        opened = server.post("/open_session", {"capacity_of_str_len": 1000})
+        params, turns = {"id": opened.json(), "rid": None}, []
+        for budget in (2, 0, 5):
+            body = ask(tokenizer, OPEN, "loop", {"max_tokens": budget, "message": MESSAGE}, 44, session_params=params)
+            events = stream(server, body)
+            turns.append(told(events[-1]))
+            params = {**params, "rid": events[-1]["meta_info"]["id"]}
+            lengths = [0, *(len(e["output_ids"]) for e in events)]
+            assert max(b - a for a, b in pairwise(lengths)) < len(MESSAGE) / 2
+        server.post("/close_session", {"session_id": opened.json()})
+        said.append(turns)
+    assert said[0] == said[1]
+    assert all(turn["think"]["outcome"] == "forced" for turn in said[0])
 
 
 def test_aborts_in_the_middle(scripted_server: servers.Server, mix: list[dict[str, Any]],
