@@ -45,7 +45,7 @@ def test_speed_is_that_of_the_time_in_which_all_places_are_taken() -> None:
 
 
 def test_ratios_are_taken_within_a_round() -> None:
-    told = {"gap_p50": None, "gap_p99": None, "cuts": 1, "at_once": 1}
+    told = {"gap_p50": None, "gap_p99": None, "cuts": 1, "at_once": 1, "answers": [0.5]}
     loads = [{"way": way, "round": n, "tokens_per_second": rate, **told} for way, n, rate in (
         (ONE, 1, 110.0), (STEPS, 1, 100.0), (STEPS, 2, 50.0), (ONE, 2, 60.0), (ONE, 3, 7.0))]
     assert cut_page.mix_figures(loads)["ratio"] == {"median": pytest.approx(1.15), "least": pytest.approx(1.1),
@@ -67,7 +67,7 @@ def test_a_mix_has_lengths_and_budgets_of_all_kinds(share: int) -> None:
 
 
 def test_the_ways_differ_by_what_they_should_alone(tmp_path: Path) -> None:
-    """Every load is sent once to warm up; what is token by token asks for experts, what has no message says so."""
+    """Every kind of load is sent once to warm up. What is token by token asks for experts, what has no message says so."""
     def answer(body: dict[str, Any]) -> tuple[int, list[dict[str, Any]]]:
         if "messages" not in body:
             return 200, [{}]

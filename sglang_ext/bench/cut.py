@@ -29,9 +29,9 @@ MIXES = {"few cuts": 8, "many cuts": 2}
 MOST_BUDGET = 40
 LENGTHS = (70, 150)
 """Tokens of a response in a mix, from and to: so that requests end, and others begin, at different times."""
-ANSWER = 64
+ANSWER = 40
 """Tokens that a response may have beside its thinking, where the time to the answer counts."""
-LEAST = 8
+LEAST = 6
 """Fewest requests of a load."""
 
 
@@ -77,7 +77,7 @@ def _ways(target: Target) -> dict[str, Target]:
 
 def _loads(args: argparse.Namespace, batch: int) -> Iterator[tuple[str, Any, list[Ask], Sequence[str]]]:
     """Kind, what varies in it, requests, and the ways that are compared."""
-    tasks = common.tasks(args, max(LEAST, 2 * batch), f"answer {batch}")
+    tasks = common.tasks(args, max(LEAST, batch), f"answer {batch}")
     for budget in args.budgets:
         yield "answer", budget, [Ask(task, budget, max_tokens=budget + ANSWER) for task in tasks], (ONE, STEPS, BARE)
     tasks = common.tasks(args, max(LEAST, args.waves * batch), f"mix {batch}")
@@ -95,10 +95,10 @@ def mixed(tasks: Sequence[Task], share: int, seed: int) -> Iterator[Ask]:
 
 def _rounds(args: argparse.Namespace, record: Run, model: str, batch: int, of: tuple[str, Any], asks: list[Ask],
             ways: dict[str, Target]) -> None:
-    """The loads of each way in turn, the order from round to round; round 0 warms up."""
+    """The loads of each way in turn, the order from round to round, after one that warms up, as round 0."""
     kind, value = of
     for number in range(args.rounds + 1):
-        for way in list(ways) if number % 2 else list(ways)[::-1]:
+        for way in (list(ways) if number % 2 else list(ways)[::-1]) if number else [ONE]:
             rows: list[Row] = []
             target = ways[way]
             if kind == "mix":  # as long as it may be, whatever the model has to say

@@ -130,6 +130,7 @@ def mix_figures(loads: Sequence[dict[str, Any]]) -> dict[str, Any]:
     for way in (ONE, STEPS):
         mine = [load for load in loads if load["way"] == way]
         out[way] = {"tokens_per_second": stats.percentile(speeds[way].values(), 50),
+                    "answer_p50": stats.percentile((t for load in mine for t in load["answers"]), 50),
                     **{name: stats.percentile((load[name] for load in mine), 50) for name in ("gap_p50", "gap_p99")},
                     "cuts": sum(load["cuts"] for load in mine), "at_once": sum(load["at_once"] for load in mine)}
     ratios = [speeds[ONE][n] / speeds[STEPS][n] for n in speeds[ONE] if n in speeds[STEPS]]
@@ -239,8 +240,9 @@ def _mix_table(found: dict[Key, dict[str, Any]]) -> Table:
         rows.append([*key, v[ONE]["tokens_per_second"], v[STEPS]["tokens_per_second"],
                      *(ratio[name] for name in ("median", "least", "most")),
                      *(v[way][gap] for gap in ("gap_p50", "gap_p99") for way in (ONE, STEPS)),
-                     v[ONE]["cuts"], v[ONE]["at_once"]])
+                     v[ONE]["answer_p50"], v[STEPS]["answer_p50"], v[ONE]["cuts"], v[ONE]["at_once"]])
     return Table("Throughput, and time between tokens of requests that are not cut, seconds",
                  ["model", "requests at a time", "load", f"tokens/s, {ONE}", STEPS, "ratio", "least", "most",
-                  f"between tokens p50, {ONE}", STEPS, f"p99, {ONE}", STEPS, "cuts", "in one piece"], rows,
+                  f"between tokens p50, {ONE}", STEPS, f"p99, {ONE}", STEPS,
+                  f"first token of the answer p50, {ONE}", STEPS, "cuts", "in one piece"], rows,
                  "One request in 8 or in 2 has a budget of 1 to 40 tokens; responses have 70 to 150.")
