@@ -67,7 +67,7 @@ def test_a_mix_has_lengths_and_budgets_of_all_kinds(share: int) -> None:
 
 
 def test_the_ways_differ_by_what_they_should_alone(tmp_path: Path) -> None:
-    """Every kind of load is sent once to warm up. What is token by token asks for experts, what has no message says so."""
+    """Every kind of load is sent once to warm up. Token by token asks for experts, no message says so."""
     def answer(body: dict[str, Any]) -> tuple[int, list[dict[str, Any]]]:
         if "messages" not in body:
             return 200, [{}]
