@@ -72,8 +72,8 @@ DRAFTED = Kind((*PARSER, "--dtype", "float32", *UAG, *TIGHT, "--max-total-tokens
                talks=False, retracted=5)
 """Decoding that runs ahead of the host; the scripted draft writes what the target is going to write."""
 KINDS = {
-    "tight": Kind((*PARSER, *FLOAT32, *TIGHT, "--max-total-tokens", "280", "--enable-mixed-chunk", "--think-one-step",
-                   "always"), TAKEN_OFF, retracted=5),
+    "tight": Kind((*PARSER, *FLOAT32, *TIGHT, "--max-total-tokens", "280", "--enable-mixed-chunk"), TAKEN_OFF,
+                  retracted=5),
     "ngram": Kind((*PARSER, "--dtype", "float32", *NGRAM), {}),
     "dp": Kind((*PARSER, *FLOAT32, "--dp", "2", "--tokenizer-worker-num", "2", "--think-budget", "6",
                 "--max-total-tokens", "4096"), {}, default=6),
