@@ -276,3 +276,5 @@ def test_a_block_that_is_implied_and_closes_at_once_is_written_whole() -> None:
     ids, think = [START, END, BREAK, B, EOS], report(0, 0, 3, "forced")
     for seen in (Seen(), Seen(closing=b"\n\n")):
         assert not violations(asked(Wish(True, 0, message="")), answered(ids, think, 1, prompt=[TURN]), seen=seen)
+    cut = answered([START], report(0, 0, 1, "open"), 0, prompt=[TURN])
+    assert not violations(asked(Wish(True, 0, message="")), cut)
