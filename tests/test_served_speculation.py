@@ -7,6 +7,7 @@ of any width goes over the budget, rows of a verification get another request's 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import servers
 from demo_requests import BUDGETS, body, check_all, prompts
 from rescan import Rescan
 from scripted_requests import LIMITS, OPEN, STARTS, answers
+from streams import rounds_of_the_end, stream
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 NGRAM = ("--speculative-ngram-capacity", "100000", "--speculative-algorithm", "NGRAM",
@@ -78,6 +80,23 @@ def test_drafts_that_foresee_the_end_of_sequence_in_a_block(speculating_server: 
                                                                          "think_budget": 9})
     assert tokenizer.decode(result["output_ids"]) == "halfthought</think>\n\nanswer<|end|>"
     assert result["meta_info"]["think"] == {"budget": 9, "tokens": 2, "forced_tokens": 3, "outcome": "eos"}
+
+
+@pytest.mark.parametrize("limit", [0, 1, 6])
+@pytest.mark.usefixtures("plain")
+def test_a_forced_sequence_is_its_own_draft(speculating_server: servers.Server, tokenizer: PreTrainedTokenizerFast,
+                                            limit: int) -> None:
+    """Though no response had this message before."""
+    width = speculating_server.width  # type: ignore[attr-defined]
+    message = f"said {'never'[:limit]} before in {width} words. "
+    budget = {"max_tokens": limit, "message": message, "answer_tokens": 0}
+    ids = [*tokenizer.encode(OPEN), tokenizer.convert_tokens_to_ids("loop")]
+    events = stream(speculating_server, {"input_ids": ids, "sampling_params": {
+        "temperature": 0, "max_new_tokens": 80, "think_budget": budget}})
+    assert message + "</think>\n\nanswer" in events[-1]["text"]
+    forced = events[-1]["meta_info"]["think"]["forced_tokens"]
+    assert forced > 16
+    assert rounds_of_the_end(events, limit) <= ceil(forced / width)
 
 
 @pytest.fixture(scope="module")
