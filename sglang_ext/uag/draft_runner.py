@@ -221,7 +221,9 @@ def _init_model_config(worker: TpModelWorker) -> None:
 
 def _model_config(server_args: Any) -> ModelConfig:
     given = resolving_view(server_args)
+    named = given._speculative_draft_quantization_explicitly_set  # else sglang filled in the target's quantization
     return ModelConfig(
         model_path=given.speculative_draft_model_path, revision=given.speculative_draft_model_revision,
         trust_remote_code=given.trust_remote_code, dtype=given.dtype, model_impl=given.model_impl,
-        quantization=given.speculative_draft_model_quantization, sampling_defaults=given.sampling_defaults)
+        quantization=given.speculative_draft_model_quantization if named else None,
+        sampling_defaults=given.sampling_defaults)
