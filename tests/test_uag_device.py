@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 from sglang.srt.model_executor.cuda_graph_config import Backend, Phase
 from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from sglang_ext.uag import worker
 from sglang_ext.uag.draft import PAD, Draft, accept_index, full_mask
-from sglang_ext.uag.verify import _expanded, sample
+from sglang_ext.uag.verify import Verifier, _expanded, sample
 
 VOCAB = 50
 
@@ -240,6 +241,26 @@ def test_sampling_stays_on_the_device(keep_logits: bool, monkeypatch: pytest.Mon
     assert all(map(on_cuda, (drawn, lens, sampler.logits, sampler.positions)))
 
 
+class Dispatched(TorchDispatchMode):
+    """Keeps the names of the operators that are dispatched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_mask_copies_nothing_from_the_host_but_lengths() -> None:
+    """Assigning a number through an index copies it from pageable memory, for which the device is waited for."""
+    with Dispatched() as dispatched:
+        full_mask([5, 0, 9], 4, "cpu")
+    assert "aten::index_put_" not in dispatched.names
+    assert "aten::index_fill_.int_Scalar" in dispatched.names
+
+
 def test_fake_tensors_notice_a_wait_and_a_mixture(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the tests above rely on."""
     with fake_cuda(monkeypatch):
@@ -248,6 +269,20 @@ def test_fake_tensors_notice_a_wait_and_a_mixture(monkeypatch: pytest.MonkeyPatc
             laid.lengths.tolist()
         with pytest.raises(Exception, match="same device"):
             laid.accept(torch.empty(2, dtype=torch.int32))
+
+
+@pytest.mark.parametrize(("declared", "made"), [(None, True), (True, True), (False, False)])
+def test_a_mask_is_made_where_the_attention_reads_one(declared: bool | None, made: bool,
+                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    """`declared`: what the target's backend says of masks, as far as it does. The draft is a chain either way."""
+    backend = SimpleNamespace(verify_mask=None if declared is None else SimpleNamespace(is_read=declared))
+    verifier = Verifier(SimpleNamespace(device="cuda", attn_backend=backend), lambda sampled: sampled)
+    with fake_cuda(monkeypatch):
+        batch = SimpleNamespace(seq_lens=torch.empty(2, dtype=torch.int64, device="cuda"),
+                                seq_lens_cpu=SimpleNamespace(tolist=lambda: [5, 7]))
+        found = verifier.input(batch, Draft.of([[1, 2], [3]], 2, "cuda"))
+    assert (found.custom_mask is not None) is made
+    assert found.tree_topk == 1
 
 
 @pytest.mark.parametrize(("device", "backends", "graphs", "fixed"), [
