@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
+import device_watch
 import pytest
 import torch
 from hypothesis import given, settings
@@ -17,7 +18,6 @@ from hypothesis import strategies as st
 from sglang.srt.model_executor.cuda_graph_config import Backend, Phase
 from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from sglang_ext.uag import worker
 from sglang_ext.uag.draft import PAD, Draft, accept_index, full_mask
@@ -189,7 +189,7 @@ STEPS: dict[str, Callable[[Draft], Any]] = {
     "input_ids": lambda chains: chains.input_ids,
     "positions": lambda chains: chains.positions(torch.empty(3, dtype=torch.int32, device="cuda")),
     "slots": lambda chains: chains.slots(torch.empty(5, 99, dtype=torch.int32, device="cuda"),
-                                         torch.tensor([4, 1, 2], device="cuda"),
+                                         torch.empty(3, dtype=torch.int64, device="cuda"),
                                          torch.empty(12, dtype=torch.int64, device="cuda")),
     "links": lambda chains: chains.links(),
     "accept": lambda chains: chains.accept(torch.empty(12, dtype=torch.int32, device="cuda")),
@@ -241,24 +241,11 @@ def test_sampling_stays_on_the_device(keep_logits: bool, monkeypatch: pytest.Mon
     assert all(map(on_cuda, (drawn, lens, sampler.logits, sampler.positions)))
 
 
-class Dispatched(TorchDispatchMode):
-    """Keeps the names of the operators that are dispatched."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.append(func.name())
-        return func(*args, **(kwargs or {}))
-
-
-def test_a_mask_copies_nothing_from_the_host_but_lengths() -> None:
-    """Assigning a number through an index copies it from pageable memory, for which the device is waited for."""
-    with Dispatched() as dispatched:
-        full_mask([5, 0, 9], 4, "cpu")
-    assert "aten::index_put_" not in dispatched.names
-    assert "aten::index_fill_.int_Scalar" in dispatched.names
+@pytest.mark.parametrize("step", STEPS)
+def test_a_step_makes_nothing_wait(step: str) -> None:
+    """A copy from pageable memory waits too, such as that of a number which is assigned through an index."""
+    with device_watch.fake_cuda():
+        STEPS[step](Draft.of([[1, 2], [3], [4, 5, 6, 7]], 4, "cuda"))
 
 
 def test_fake_tensors_notice_a_wait_and_a_mixture(monkeypatch: pytest.MonkeyPatch) -> None:
