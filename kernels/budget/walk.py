@@ -12,8 +12,6 @@ from .layout import WORDS, BudgetState, Tables
 from .mask import check_logits, row_stride
 from .reference import lost_value
 
-CHUNK = tl.constexpr(16)  # nodes whose behaviour classes are loaded at once
-
 
 def walk(logits: torch.Tensor, draft: torch.Tensor, parents: torch.Tensor | None, rows: torch.Tensor,
          nodes: torch.Tensor, state: BudgetState, tables: Tables) -> None:
@@ -97,6 +95,7 @@ def _walk_kernel(
     nodes += i * width * device.WORDS
     logits += i * width * stride
     row = device.unpack(words)
+    CHUNK: tl.constexpr = 16  # nodes whose behaviour classes are loaded at once
     kinds = tl.zeros((CHUNK,), tl.int32)
     for j in range(width):
         if parents is not None:
@@ -110,7 +109,7 @@ def _walk_kernel(
 
         # The next node. After the last one there is none: its token reads as padding.
         if j % CHUNK == 0:
-            kinds = _kinds(draft, j + 1, width, tables)
+            kinds = _kinds(draft, j + 1, width, tables, CHUNK)
         parent = j
         if parents is not None:
             parent = tl.load(parents + j + 1, mask=j + 1 < width, other=-1)
@@ -123,7 +122,7 @@ def _walk_kernel(
 
 
 @triton.jit
-def _kinds(draft, first, width, tables):
+def _kinds(draft, first, width, tables, CHUNK: tl.constexpr):
     """Behaviour classes of a chunk of a request's draft. All are loaded at once, as each is a cache miss."""
     node = first + tl.arange(0, CHUNK)
     return device.token_kind(tl.load(draft + node, mask=node < width, other=-1), tables)
