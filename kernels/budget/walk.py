@@ -12,6 +12,8 @@ from .layout import WORDS, BudgetState, Tables
 from .mask import check_logits, row_stride
 from .reference import lost_value
 
+CHUNK = tl.constexpr(16)  # nodes whose behaviour classes are loaded at once
+
 
 def walk(logits: torch.Tensor, draft: torch.Tensor, parents: torch.Tensor | None, rows: torch.Tensor,
          nodes: torch.Tensor, state: BudgetState, tables: Tables) -> None:
@@ -95,7 +97,6 @@ def _walk_kernel(
     nodes += i * width * device.WORDS
     logits += i * width * stride
     row = device.unpack(words)
-    CHUNK: tl.constexpr = 16  # nodes whose behaviour classes are loaded at once
     kinds = tl.zeros((CHUNK,), tl.int32)
     for j in range(width):
         if parents is not None:
@@ -108,8 +109,8 @@ def _walk_kernel(
         device.mask_row(logits + j * stride, vocab, row, state.program, tables, LOST)
 
         # The next node. After the last one there is none: its token reads as padding.
-        if j % CHUNK == 0:
-            kinds = _kinds(draft, j + 1, width, tables, CHUNK)
+        if ((CHUNK - 1) & j) == 0:  # the constant is on the left: the interpreter has a plain integer for j
+            kinds = _kinds(draft, j + 1, width, tables)
         parent = j
         if parents is not None:
             parent = tl.load(parents + j + 1, mask=j + 1 < width, other=-1)
@@ -117,12 +118,12 @@ def _walk_kernel(
         if parents is not None:
             row = _reload(row, nodes + tl.where(orphan, 0, parent) * device.WORDS)
         token = tl.load(draft + j + 1, mask=j + 1 < width, other=-1).to(tl.int32)
-        kind = tl.sum(tl.where(tl.arange(0, CHUNK) == j % CHUNK, kinds, 0), 0)
+        kind = tl.sum(tl.where(tl.arange(0, CHUNK) == ((CHUNK - 1) & j), kinds, 0), 0)
         row = _step(row, orphan | (token < 0), token, kind, state.program, tables)
 
 
 @triton.jit
-def _kinds(draft, first, width, tables, CHUNK: tl.constexpr):
+def _kinds(draft, first, width, tables):
     """Behaviour classes of a chunk of a request's draft. All are loaded at once, as each is a cache miss."""
     node = first + tl.arange(0, CHUNK)
     return device.token_kind(tl.load(draft + node, mask=node < width, other=-1), tables)
