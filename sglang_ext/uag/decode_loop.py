@@ -11,8 +11,7 @@ import torch
 
 from .draft_runner import DraftRow, DraftRunner
 from .draft_state import Drafting
-from .fixed_lengths import FixedLengths
-from .lengths import LengthControl
+from .lengths import FixedLengths, LengthControl
 from .step_times import Kind
 
 

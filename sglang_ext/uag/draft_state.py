@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .acceptance import RequestStats
 from .draft_runner import DraftRow
+from .lengths import RequestStats
 from .text.draft_context import DraftContext
 
 

@@ -26,8 +26,7 @@ from sglang.srt.speculative.spec_utils import record_stream_for_v2_verify
 from ..config import Settings
 from .draft_runner import DraftRunner
 from .drafter import Drafter
-from .fixed_lengths import FixedLengths
-from .lengths import LengthControl
+from .lengths import FixedLengths, LengthControl
 from .pair import Pair
 from .proposer import Proposer
 from .ranks import Ranks
