@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from sglang_ext.uag.draft_runner import DraftRow
+from sglang_ext.uag.draft_pool import DraftRow
 from sglang_ext.uag.text.proposal import Proposal
 
 VOCABULARY, HALF, EOS, GROWTH = 50, 49, 48, 8
@@ -31,7 +31,7 @@ def written_after(ids: Sequence[int], steps: int) -> list[int]:
 
 
 class StandInRunner:
-    """`DraftRunner` without a model: caches are lists, logits follow from what is in them.
+    """`DraftRunner` and `DraftPool` without a model: caches are lists, logits follow from what is in them.
 
     Args:
         slots: of the pool, in pages of GROWTH.
@@ -40,7 +40,8 @@ class StandInRunner:
     device = "cpu"
 
     def __init__(self, slots: int = 10**6, rows: int = 64, context: int = 10**6) -> None:
-        self.context = context
+        self.context_len = context
+        self.pool = self
         self.left = slots
         self.free = list(range(rows, 0, -1))
         self.caches: dict[int, list[int]] = {}
@@ -60,7 +61,7 @@ class StandInRunner:
 
     def reserve(self, row: DraftRow, length: int) -> bool:
         pages = -(-max(length - row.slots, 0) // GROWTH) * GROWTH
-        if length > self.context or pages > self.left:
+        if length > self.context_len or pages > self.left:
             return False
         self.left -= pages
         row.slots += pages
@@ -74,11 +75,17 @@ class StandInRunner:
             row.ids += new
         return self._logits([self.caches[row.index][: len(row.ids)] for row in rows])
 
-    def decode(self, rows: Sequence[DraftRow], tokens: torch.Tensor, steps: int) -> torch.Tensor:
-        self.decoded.append(len(rows))
-        for row, token in zip(rows, tokens.tolist(), strict=True):
-            self._write(row, len(row.ids) + steps, [token])
-        return self._logits([self.caches[row.index][: len(row.ids) + steps + 1] for row in rows])
+    def decode(self, rows: Sequence[DraftRow], tokens: torch.Tensor) -> torch.Tensor:
+        return self.decode_step(rows, 0, tokens)
+
+    def decode_inputs(self, rows: Sequence[DraftRow], steps: int) -> Sequence[DraftRow]:
+        return rows
+
+    def decode_step(self, rows: Sequence[DraftRow], step: int, tokens: torch.Tensor) -> torch.Tensor:
+        self.decoded.append(len(tokens))
+        for row, token in zip(rows, tokens.tolist(), strict=False):
+            self._write(row, len(row.ids) + step, [token])
+        return self._logits([self.caches[row.index][: len(row.ids) + step + 1] for row in rows[: len(tokens)]])
 
     def _write(self, row: DraftRow, start: int, ids: Sequence[int]) -> None:
         if self.fault is not None:
