@@ -156,6 +156,8 @@ class LengthControl:
         self._nothing = ()
         for average in (request.acceptance, self._pair):
             average.add(accepted, min(accepted + 1, asked))
+        if accepted == asked:  # a probe that went well is soon repeated
+            self._wait, self._due = _FIRST_PROBE, min(self._due, _FIRST_PROBE)
         self._next.add(max(accepted - 1, 0), sum(map(_probability, confidence[: asked - 1])))
 
     def unable(self, request: RequestStats) -> None:
@@ -238,11 +240,9 @@ class LengthControl:
             return tuple(order)
         shared = float(draft[0] + times.target(self._batch)[1]) - plain
         costs = shared + np.cumsum([times.read(requests[i].behind) for i in order])
-        self._due = max(self._due, ceil(costs[0] / (_PROBE_SHARE * plain)))
+        hopeless = self._best(requests, self._batch, rate=1.0).speed_up < _GAIN  # even if every token was accepted
+        self._due = max(self._due, ceil(costs[0] / (_PROBE_SHARE * plain)), _LAST_PROBE * hopeless)
         if self._plain_steps < self._due:
-            return ()
-        if self._best(requests, self._batch, rate=1.0).speed_up < _GAIN:  # not even if every token was accepted
-            self._due = self._plain_steps + _LAST_PROBE
             return ()
         affordable = int(np.searchsorted(costs, self._plain_steps * _PROBE_SHARE * plain, side="right"))
         self._wait = min(2 * self._wait, _LAST_PROBE)

@@ -14,13 +14,15 @@ Floats = npt.NDArray[np.float64]
 Kind = Literal["plain", "verify", "draft_extend", "draft_step"]
 """A step of the target over one position a request, or over several; one of the draft over new ids of the text, or over
 the id that it wrote last."""
-_Model = Literal["target", "extend", "step"]
-_REMEMBERED = 7  # measurements whose median is the estimate
+_REMEMBERED = 5  # measurements whose median is the estimate
 _OUTLIER = 2.0  # times the estimate, as which a longer step counts: it may have compiled something
 
 
 class StepTimes:
     """Estimated seconds of steps. What was not measured yet is expected to be short, so that it is tried.
+
+    All but plain steps are kept as parts of a plain step of the moment in which they were measured: a machine that gets
+    busy slows all of them, and those that are measured rarely stay comparable.
 
     Args:
         width: positions of the widest verification.
@@ -28,13 +30,15 @@ class StepTimes:
 
     def __init__(self, width: int) -> None:
         self._width = width
-        self._seen: dict[_Model, dict[int, dict[int, deque[float]]]] = {"target": {}, "extend": {}, "step": {}}
-        """By batch bucket, then by positions; 1 for the draft's."""
-        self._reading: deque[float] = deque(maxlen=_REMEMBERED)  # seconds of an id of a long text
-        self._curves: dict[int, Floats] = {}  # `target` by batch bucket
+        self._plain: dict[int, deque[float]] = {}  # seconds, by batch bucket
+        self._verify: dict[int, dict[int, deque[float]]] = {}  # plain steps, by batch bucket and positions
+        self._extend: dict[int, deque[float]] = {}  # plain steps of as many requests, by batch bucket
+        self._step: dict[int, deque[float]] = {}  # the same
+        self._read: deque[float] = _last()  # plain steps of one request, for an id of a long text
+        self._targets: dict[int, Floats] = {}  # by batch bucket
 
     def add(self, kind: Kind, batch: int, width: int, seconds: float) -> None:
-        """Count a measured step.
+        """Count a measured step. The draft's count once a plain step was measured.
 
         Args:
             batch: requests in it.
@@ -48,18 +52,30 @@ class StepTimes:
         if batch < 1 or width < 1 or not 0 <= seconds < inf:
             raise ValueError(f"{kind} of batch {batch}, width {width}, {seconds} s: accepted are batch and width of 1 "
                              "or more and a finite time of 0 or more")
-        if kind == "draft_extend" and width > 2 * self._width:  # a prompt, or what was written without drafts
-            self._reading.append(max(seconds - (self._narrowest("extend", batch) or 0.0), 0.0) / (batch * width))
+        n, plain = bucket(batch), self.plain(batch)
+        self._targets.clear()
+        if kind == "plain" or (kind == "verify" and (width == 1 or seconds < plain)):
+            _count(self._plain.setdefault(n, _last()), seconds, plain or inf)
+        if not plain:
+            return
+        if kind == "verify" and width > 1:
+            size = min(width, self._width)
+            expected = self.target(batch)[size - 1] / plain
+            self._targets.clear()
+            _count(self._verify.setdefault(n, {}).setdefault(size, _last()), max(seconds / plain, 1.0), expected)
+        elif kind == "draft_extend" and width > 2 * self._width:  # a prompt, or what was written without drafts
+            ids = max(seconds - self._part(self._extend, batch) * plain, 0.0) / (batch * width)
+            self._read.append(ids / self.plain(1))
         elif kind == "draft_extend":
-            self._count("extend", batch, 1, seconds)
+            expected = self._part(self._extend, batch) or inf
+            _count(self._extend.setdefault(n, _last()), seconds / plain, expected)
         elif kind == "draft_step":
-            self._count("step", batch, 1, seconds)
-        else:
-            self._count("target", batch, min(width, self._width), seconds)
+            expected = self._part(self._step, batch) or inf
+            _count(self._step.setdefault(n, _last()), seconds / plain, expected)
 
     def plain(self, batch: int) -> float:
         """Seconds of a target's step without drafts; 0 where none was measured."""
-        return self._narrowest("target", batch) or 0.0
+        return _at(self._plain, batch)
 
     def target(self, batch: int) -> Floats:
         """[width] seconds of a target's step over 1 to `width` positions a request.
@@ -67,59 +83,62 @@ class StepTimes:
         Widths between measured ones are on the line between them. Wider ones take what the widest takes, until they are
         measured. A batch size of which no wider step was measured has the proportions of the nearest one.
         """
-        if bucket(batch) not in self._curves:
-            self._curves[bucket(batch)] = self._curve(batch)
-        return self._curves[bucket(batch)]
+        if bucket(batch) not in self._targets:
+            widths = {1: 1.0, **{size: median_low(parts) for size, parts in self._nearest(batch).items()}}
+            sizes = sorted(widths)
+            parts = np.interp(np.arange(1, self._width + 1), sizes, [widths[size] for size in sizes])
+            self._targets[bucket(batch)] = parts * self.plain(batch)
+        return self._targets[bucket(batch)]
 
     def widest(self, batch: int) -> int:
         """Positions of the widest step of which `target` knows."""
-        near = self._nearest(batch)
-        return 1 if near is None else max(self._seen["target"][near])
+        return max(self._nearest(batch), default=1)
 
     def draft(self, requests: int, steps: Floats) -> Floats | None:
         """Seconds of a draft of so many steps, the first of which reads what was confirmed; None: not measured yet."""
-        first = self._narrowest("extend", requests)
-        return None if first is None else np.where(steps, first + (steps - 1) * self.step(requests), 0.0)
+        if not self._extend:
+            return None
+        first = self._part(self._extend, requests) * self.plain(requests)
+        return np.where(steps, first + (steps - 1) * self.step(requests), 0.0)
 
     def step(self, requests: int) -> float:
         """Seconds of one more step of a draft; as long as the first until it is measured."""
-        more = self._narrowest("step", requests)
-        return more if more is not None else self._narrowest("extend", requests) or 0.0
+        return self._part(self._step or self._extend, requests) * self.plain(requests)
 
     def read(self, ids: float) -> float:
-        """Seconds in which the draft reads so many ids, beside a step that it takes anyway."""
-        return ids * median_low(self._reading or [0.0])
+        """Seconds in which the draft reads so many ids, beside a step that it takes anyway.
 
-    def _count(self, model: _Model, batch: int, size: int, seconds: float) -> None:
-        expected = self.target(batch)[size - 1] if model == "target" else self._narrowest(model, batch)
-        sizes = self._seen[model].setdefault(bucket(batch), {})
-        sizes.setdefault(size, deque(maxlen=_REMEMBERED)).append(min(seconds, _OUTLIER * (expected or inf)))
-        self._curves.clear()
-
-    def _narrowest(self, model: _Model, batch: int) -> float | None:
-        """Seconds of the narrowest step of a batch; None: not measured yet. It takes no longer than a wider one.
-
-        It takes as long as that of the next smaller batch that was measured, or its part of that of the next larger.
+        Until that is measured, it reads as many in the time of an extension as still count as one of a draft.
         """
-        n = bucket(batch)
-        known = {size: min(map(median_low, widths.values())) for size, widths in self._seen[model].items()}
-        smaller = max((size for size in known if size <= n), default=0)
-        larger = min((size for size in known if size >= n), default=0)
-        return max((known[size] * min(n / size, 1.0) for size in (smaller, larger) if size), default=None)
+        guess = self._part(self._extend, 1) / (2 * self._width)
+        return ids * median_low(self._read or [guess]) * self.plain(1)
 
-    def _nearest(self, batch: int) -> int | None:
-        """The batch bucket nearest to `batch` of which several widths of the target's step were measured."""
-        known = [n for n, seen in self._seen["target"].items() if len(seen) > 1]
-        return min(known, key=lambda n: abs(log2(n / bucket(batch))), default=None)
+    def _part(self, measured: dict[int, deque[float]], batch: int) -> float:
+        """Plain steps that a step of the draft takes, for plain steps of as many requests."""
+        seconds = {n: deque([median_low(parts) * self.plain(n)]) for n, parts in measured.items()}
+        return _at(seconds, batch) / self.plain(batch) if seconds else 0.0
 
-    def _curve(self, batch: int) -> Floats:
-        plain, near = self.plain(batch), self._nearest(batch)
-        if near is None:
-            return np.full(self._width, plain)
-        wide = {size: median_low(times) for size, times in self._seen["target"][near].items() if size > 1}
-        sizes = sorted(wide)
-        ratios = [wide[size] / self.plain(near) for size in sizes]
-        return plain * np.interp(np.arange(1, self._width + 1), [1, *sizes], [1.0, *ratios])
+    def _nearest(self, batch: int) -> dict[int, deque[float]]:
+        """Widths of the batch bucket nearest to `batch` of which any was measured."""
+        near = min(self._verify, key=lambda n: abs(log2(n / bucket(batch))), default=None)
+        return {} if near is None else self._verify[near]
+
+
+def _last() -> deque[float]:
+    return deque(maxlen=_REMEMBERED)
+
+
+def _count(measured: deque[float], value: float, expected: float) -> None:
+    measured.append(min(value, _OUTLIER * expected))
+
+
+def _at(measured: dict[int, deque[float]], batch: int) -> float:
+    """The median for a batch: that of the next smaller batch that was measured, or its part of that of the next larger,
+    whichever is more; 0 where there is none."""
+    n = bucket(batch)
+    smaller = max((size for size in measured if size <= n), default=None)
+    larger = min((size for size in measured if size >= n), default=None)
+    return max((median_low(measured[size]) * min(n / size, 1.0) for size in (smaller, larger) if size), default=0.0)
 
 
 def bucket(batch: int) -> int:
