@@ -130,9 +130,7 @@ def to_device(values: Sequence[int], device: torch.device | str) -> torch.Tensor
     host = torch.tensor(values, dtype=torch.int64)
     if torch.device(device).type == "cpu":
         return host
-    if torch.cuda.is_available():
-        host = host.pin_memory()
-    return host.to(device, non_blocking=True)
+    return host.pin_memory().to(device, non_blocking=True)
 
 
 def accept_index(accept_lens: torch.Tensor, width: int) -> torch.Tensor:
