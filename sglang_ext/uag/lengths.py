@@ -97,7 +97,7 @@ class LengthControl:
             raise ValueError(f"width {width}: accepted is 2 or more, a draft token and the one that follows it")
         self.width = width
         self._fixed = fixed
-        self._lengths = np.arange(1, width)
+        self._lengths = np.arange(1, width, dtype=np.float64)
         self._times = StepTimes(width)
         self._pair = Average()  # accepted of judged tokens, of all requests
         self._next = Average()  # accepted tokens per probability that the draft gave to the text before them
