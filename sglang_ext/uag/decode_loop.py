@@ -16,8 +16,7 @@ import torch
 from .draft_pool import DraftRow
 from .draft_runner import DraftRunner
 from .draft_state import DraftState
-from .fixed_lengths import FixedLengths
-from .lengths import LengthControl
+from .lengths import FixedLengths, LengthControl
 from .step_times import Kind
 
 
