@@ -12,11 +12,9 @@ from draft_standin import EOS, HALF, StandInContext, StandInRunner, written_afte
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_ext.uag.acceptance import RequestStats
 from sglang_ext.uag.draft_state import NO_TOKENS, Counts, DraftState
 from sglang_ext.uag.drafter import CATCHING_UP, CONTEXT, FAILED, MAX_FAILURES, POOL, Drafter
-from sglang_ext.uag.fixed_lengths import FixedLengths
-from sglang_ext.uag.lengths import LengthControl
+from sglang_ext.uag.lengths import FixedLengths, LengthControl, RequestStats
 from sglang_ext.uag.step_times import Kind
 from sglang_ext.uag.text.proposal import SPECIAL, Proposal
 
@@ -183,7 +181,7 @@ def test_no_numbers_from_the_draft(watched: bool) -> None:
         x.confirm([3])
         d.observe(x, 0)
         d.lengths.timed("plain", 1, 1, 0.02)
-    assert not math.isnan(x.stats.rate(0.5))
+    assert not math.isnan(x.stats.acceptance.rate(0.5))
     assert len(chain) <= 4
 
 

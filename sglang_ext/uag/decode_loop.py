@@ -17,8 +17,7 @@ from .draft import to_device
 from .draft_pool import DraftRow
 from .draft_runner import DraftRunner
 from .draft_state import DraftState
-from .fixed_lengths import FixedLengths
-from .lengths import LengthControl
+from .lengths import FixedLengths, LengthControl
 from .step_times import Kind
 
 

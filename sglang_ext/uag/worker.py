@@ -28,8 +28,7 @@ from ..config import Settings
 from .draft import Draft, to_device
 from .draft_runner import DraftRunner
 from .drafter import Drafter
-from .fixed_lengths import FixedLengths
-from .lengths import LengthControl
+from .lengths import FixedLengths, LengthControl
 from .pair import Pair, free_memory
 from .proposer import Proposer
 from .ranks import Ranks
