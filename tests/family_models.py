@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,9 +45,10 @@ class Shape:
 
     @property
     def scripts(self) -> Scripts:
-        """Thinks, stops while it thinks; answers."""
+        """Thinks, stops while it thinks; answers. Where a prompt has opened a block: thinks a word, and ends."""
         behind = [*self.end, *self.header]
-        return self._scripts([[behind[-1], *self.answer, EOS], ["1", *self.opening, *THOUGHT, EOS]])
+        return self._scripts([[behind[-1], *self.answer, EOS], ["1", *self.opening, *THOUGHT, EOS],
+                              ["2", "n1 ", *behind]])
 
     @property
     def again(self) -> Scripts:
@@ -54,7 +56,8 @@ class Shape:
         return self._scripts([["1", *self.opening, "v1 ", *self.end, *self.between, *self.opening]])
 
     def _scripts(self, sequences: Sequence[Sequence[str]]) -> Scripts:
-        control = dict.fromkeys((*self.opening, *self.end, *self.between, *self.header))
+        turns = re.findall(r"<\|[a-z_]+\|>", self.prompt)
+        control = dict.fromkeys((*self.opening, *self.end, *self.between, *self.header, *turns))
         return Scripts(
             sequences,
             added=[piece for piece in control if piece not in self.plain],

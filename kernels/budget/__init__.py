@@ -8,6 +8,7 @@ from .advance import advance
 from .commit import commit
 from .layout import BudgetState, Event, Flag, Outcome, Tables, Word
 from .mask import mask_logits
+from .prewarm import prewarm
 from .tree import parents_of
 from .walk import walk
 
@@ -22,5 +23,6 @@ __all__ = [
     "commit",
     "mask_logits",
     "parents_of",
+    "prewarm",
     "walk",
 ]

@@ -25,10 +25,11 @@ from .layout import (
     Word,
 )
 
-LOST = -(2.0**100)
-"""Value of an id that a row loses, about -1e30. Finite, so that a row to which something else, a grammar say, left no
-other id can still be sampled; far below any logit even after division by a small temperature. A power of two, so that
-it is the same number in every dtype that reaches it."""
+LOST = -(2.0**99)
+"""Value of an id that a row loses, about -6e29. Finite, so that a row to which something else, a grammar say, left no
+other id can still be sampled; far below any logit even after division by a small temperature. Above -1e30, which sglang
+puts in the place of -inf where it sanitises logits: what a grammar bans stays behind what the budget takes away. A
+power of two, so that it is the same number in every dtype that reaches it."""
 
 
 def lost_value(dtype_min: float) -> float:
@@ -114,13 +115,14 @@ def mask_row(logits: MutableSequence[float], row: Sequence[int], program: Sequen
 
 def _lose(logits: MutableSequence[float], ids: Sequence[int], lost: float) -> None:
     for i in ids:
-        logits[i] = logits[i] if logits[i] == -math.inf else lost
+        logits[i] = logits[i] if logits[i] < lost else lost
 
 
 def force_cursor(row: Sequence[int], tables: HostTables, message: bool) -> int:
-    """Where forcing starts: the rest of what stands half-written, else the row's message (or nothing) and the end."""
-    rest = int(tables.end_cursor[row[Word.AUTO] & STATE_MASK])
-    return rest or (row[Word.WALL] if message else int(tables.end_start[row[Word.AUTO] & STATE_MASK]))
+    """Where forcing starts: the rest of what stands half-written, else the row's message (or nothing) and the end, the
+    one that the block has."""
+    state = row[Word.AUTO] & STATE_MASK
+    return int(tables.end_cursor[state]) or (row[Word.WALL] if message else 0) + int(tables.end_start[state])
 
 
 def arm(row: MutableSequence[int], tables: HostTables, chosen: bool) -> None:
@@ -179,7 +181,7 @@ def _note_outcome(row: MutableSequence[int], step: int, forcing: bool, tables: H
         if forcing:
             row[Word.OUTCOME] = row[Word.REASON]
             row[Word.FLAGS] |= Flag.FORCED_END
-            row[Word.WALL] = int(tables.end_start[step & STATE_MASK])
+            row[Word.WALL] = 0
             if row[Word.FLAGS] & Flag.NO_BREAK:
                 row[Word.CURSOR] = NOT_FORCING
         else:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
-from .automaton import Automaton
+from .automaton import MESSAGE_IDS, Automaton
 from .contract import UNLIMITED, BudgetError, Limits, ThinkBudget, one_of, shown
 from .families import PLAIN, Family
 from .kernels.layout import (
@@ -16,7 +16,6 @@ from .kernels.layout import (
     NO_LIMIT,
     NOT_FORCING,
     PENDING,
-    PROGRAM_END,
     THINKING,
     WORDS,
     Event,
@@ -29,8 +28,6 @@ from .prompt import Request, Start, start_of
 
 UNKNOWN_MARKERS = ("this model's thinking markers are unknown (the server can be told with --reasoning-parser, or "
                    "--think-start and --think-end)")
-MESSAGE_IDS = 512
-"""Longest stop message, in ids."""
 
 
 @dataclass
@@ -155,9 +152,7 @@ class Admission:
         """Most ids of one request's own forced sequence, terminator included."""
         if self.automaton is None:
             return MESSAGE_IDS + 1
-        ends = [len(self._end(pair)) for pair in range(len(self.automaton.pairs))]
-        starts = [len(self._start(pair)) for pair in range(len(self.automaton.pairs))]
-        return MESSAGE_IDS + max(starts) + max(ends)
+        return self.automaton.spacing * len(self.automaton.pairs)
 
     def admit(self, given: list[tuple[str, Any]], max_new_tokens: int | None) -> ThinkBudget | None:
         """The budget of a request, or None if it has none and the server sets none.
@@ -195,21 +190,6 @@ class Admission:
         start = self.start(prompt)
         return start is not None and start.open
 
-    def _end(self, pair: int) -> list[int]:
-        """Ids that end a block of a pair of markers, terminator included."""
-        assert self.automaton is not None
-        program, begin = self.automaton.program, self.automaton.ends[pair]
-        return program[begin : program.index(PROGRAM_END, begin) + 1]
-
-    def _start(self, pair: int) -> tuple[int, ...]:
-        """Ids that open a block; none where the vocabulary cannot write them."""
-        assert self.automaton is not None
-        vocabulary, markers = self.automaton.vocabulary, self.automaton.pairs[pair]
-        try:
-            return vocabulary.ids_of(markers.start) + vocabulary.ids_of(markers.label)
-        except ValueError:
-            return ()
-
     def message_ids(self, budget: ThinkBudget, name: str = "think_budget") -> tuple[int, ...]:
         """Ids of the budget's stop message.
 
@@ -234,7 +214,7 @@ class Admission:
         if len(ids) > MESSAGE_IDS:
             raise ValueError(f"{len(ids)} tokens is too long; accepted: at most {MESSAGE_IDS} tokens")
         closing = [*ids, *vocabulary.end_ids]
-        held = any(i.marker in text.encode() for pair in pairs for i in pair.implicit)
+        held = any(end in text.encode() for pair in pairs for end in (pair.end, *(i.marker for i in pair.implicit)))
         for i, events in enumerate(self._events_inside(closing)):
             if held or bool(events & (Event.CLOSE | Event.IMPLICIT)) != (i == len(closing) - 1):
                 raise ValueError("holds a marker that ends thinking; the end marker is added by itself")
@@ -280,7 +260,8 @@ class Admission:
 
     def _closing(self, budget: ThinkBudget) -> int:
         """How many ids closing a block takes: message, end marker, line break."""
-        return len(self.message_ids(budget)) + len(self._end(0)) - 1
+        assert self.automaton is not None
+        return len(self.message_ids(budget)) + len(self.automaton.end_ids(0)) - 1
 
     def row(self, budget: ThinkBudget, prompt: Sequence[int], max_new_tokens: int | None, *, ignore_eos: bool = False,
             grammar: bool = False, request: Request | None = None) -> RequestRow:
@@ -315,9 +296,11 @@ class Admission:
         words[Word.FLAGS] = flags
         message, shared = self.message_ids(budget), len(automaton.program)
         # Where the block is implied and closes at once, its start is written too.
-        unsaid = self._start(start.pair) if start.word & PENDING and tokens_left(words) <= 0 else ()
-        program = [*unsaid, *message, *self._end(start.pair)] if message or unsaid else []
-        words[Word.WALL] = shared if program else automaton.ends[start.pair]
+        unsaid = automaton.start_ids(start.pair) if start.word & PENDING and tokens_left(words) <= 0 else ()
+        program = automaton.side_by_side([
+            [*(unsaid if pair == start.pair else ()), *message, *automaton.end_ids(pair)]
+            for pair in range(len(automaton.pairs))]) if message or unsaid else []
+        words[Word.WALL] = shared if program else 0
         arm(words, automaton, chosen=False)
         return RequestRow(words, program, shared, self.stride)
 
