@@ -43,6 +43,8 @@ class RequestRow:
         program: ids of the request's own forced sequence, or empty.
         shared: length of the shared sequences.
         stride: room for a request's own sequence in a slot.
+        budget: what it was made of.
+        pair: the pair of markers that the response has.
         latest: [WORDS] after `latest_length` output tokens, as they stood in whatever slot it was.
     """
 
@@ -50,6 +52,8 @@ class RequestRow:
     program: list[int]
     shared: int
     stride: int
+    budget: ThinkBudget = ThinkBudget()
+    pair: int = 0
     latest_length: int = 0
     latest: list[int] = field(default_factory=list)
 
@@ -75,12 +79,15 @@ class RequestRow:
 
     def result(self) -> dict[str, Any]:
         """What the client is told about its thinking so far. `budget` is the limit in force, -1 for none."""
-        words = self.latest or self.words
+        words, most = self.latest or self.words, self.words[Word.MAX]
+        outcome = words[Word.OUTCOME]
+        if outcome == Outcome.FORCED and words[Word.ASKED]:  # the wall was one that the host asked for
+            outcome = words[Word.ASKED]
         return {
-            "budget": UNLIMITED if words[Word.MAX] == NO_LIMIT else words[Word.MAX],
+            "budget": UNLIMITED if most == NO_LIMIT else most,
             "tokens": words[Word.USED],
             "forced_tokens": words[Word.FORCED],
-            "outcome": Outcome(words[Word.OUTCOME]).name.lower(),
+            "outcome": Outcome(outcome).name.lower(),
         }
 
 
@@ -109,6 +116,11 @@ class Outlook:
             forced.append(words[Word.CURSOR] != NOT_FORCING)
             advance_row(int(token), words, self.program, self.automaton)
         return forced
+
+    def take(self, tokens: Sequence[int]) -> None:
+        """Take in the next tokens, as they stand in the output."""
+        for token in tokens:
+            advance_row(int(token), self.words, self.program, self.automaton)
 
     def complete(self, draft: Sequence[int], most: int) -> list[int]:
         """A draft as it can stand in the output: where the budget forces ids, these.
@@ -155,8 +167,8 @@ class Admission:
         """Most ids of one request's own forced sequence, terminator included."""
         if self.automaton is None:
             return MESSAGE_IDS + 1
-        ends = [len(self._end(pair)) for pair in range(len(self.automaton.pairs))]
-        starts = [len(self._start(pair)) for pair in range(len(self.automaton.pairs))]
+        ends = [len(self.end_ids(pair)) for pair in range(len(self.automaton.pairs))]
+        starts = [len(self.start_ids(pair)) for pair in range(len(self.automaton.pairs))]
         return MESSAGE_IDS + max(starts) + max(ends)
 
     def admit(self, given: list[tuple[str, Any]], max_new_tokens: int | None) -> ThinkBudget | None:
@@ -179,7 +191,7 @@ class Admission:
         if self.automaton is None:
             raise BudgetError(f"{name}: {shown(given[0][1])} cannot be enforced: {self._reason}; "
                               "accepted: -1 (no limit)")
-        self.message_ids(budget, name)
+        self.message_ids(budget, name=name)
         default = self.limits.default
         own_reserve = budget.answer_tokens and (default is None or budget.answer_tokens != default.answer_tokens)
         if own_reserve and max_new_tokens is not None:
@@ -195,13 +207,13 @@ class Admission:
         start = self.start(prompt)
         return start is not None and start.open
 
-    def _end(self, pair: int) -> list[int]:
+    def end_ids(self, pair: int) -> list[int]:
         """Ids that end a block of a pair of markers, terminator included."""
         assert self.automaton is not None
         program, begin = self.automaton.program, self.automaton.ends[pair]
         return program[begin : program.index(PROGRAM_END, begin) + 1]
 
-    def _start(self, pair: int) -> tuple[int, ...]:
+    def start_ids(self, pair: int) -> tuple[int, ...]:
         """Ids that open a block; none where the vocabulary cannot write them."""
         assert self.automaton is not None
         vocabulary, markers = self.automaton.vocabulary, self.automaton.pairs[pair]
@@ -210,14 +222,16 @@ class Admission:
         except ValueError:
             return ()
 
-    def message_ids(self, budget: ThinkBudget, name: str = "think_budget") -> tuple[int, ...]:
-        """Ids of the budget's stop message.
+    def message_ids(self, budget: ThinkBudget, message: str | None = None,
+                    name: str = "think_budget") -> tuple[int, ...]:
+        """Ids of the stop message that is given, else of the budget's.
 
         Raises:
             BudgetError: the message cannot be forced as it is.
         """
+        text = budget.message if message is None else message
         try:
-            return self._message_ids(self.limits.message if budget.message is None else budget.message)
+            return self._message_ids(self.limits.message if text is None else text)
         except ValueError as error:
             raise BudgetError(f"{name}.message: {error}") from None
 
@@ -250,7 +264,7 @@ class Admission:
         return events
 
     def _check_reserve(self, budget: ThinkBudget, max_new_tokens: int, name: str) -> None:
-        closing = self._closing(self._speaking(budget, max_new_tokens))
+        closing = self.closing(self._speaking(budget, max_new_tokens))
         room = max_new_tokens - closing
         if (budget.answer_tokens or 0) > room:
             raise BudgetError(
@@ -261,7 +275,7 @@ class Admission:
     def _settled(self, budget: ThinkBudget, max_new_tokens: int | None) -> ThinkBudget:
         """The budget with its reserve in tokens. The server's own message gives way to an answer; a request's does
         not."""
-        least = self._closing(replace(budget, message=budget.message or ""))
+        least = self.closing(replace(budget, message=budget.message or ""))
         return replace(budget, answer_tokens=budget.reserve(max_new_tokens, least))
 
     def _speaking(self, budget: ThinkBudget, max_new_tokens: int | None) -> ThinkBudget:
@@ -274,13 +288,13 @@ class Admission:
         if max_new_tokens is None:
             return budget
         reserve = budget.answer_tokens or 0
-        needed = self._closing(budget) + max(1, reserve)
+        needed = self.closing(budget) + max(1, reserve)
         least = 1 if reserve or budget.max_tokens == UNLIMITED else budget.max_tokens
         return budget if least + needed <= max_new_tokens else replace(budget, message="")
 
-    def _closing(self, budget: ThinkBudget) -> int:
+    def closing(self, budget: ThinkBudget) -> int:
         """How many ids closing a block takes: message, end marker, line break."""
-        return len(self.message_ids(budget)) + len(self._end(0)) - 1
+        return len(self.message_ids(budget)) + len(self.end_ids(0)) - 1
 
     def row(self, budget: ThinkBudget, prompt: Sequence[int], max_new_tokens: int | None, *, ignore_eos: bool = False,
             grammar: bool = False, request: Request | None = None) -> RequestRow:
@@ -302,7 +316,7 @@ class Admission:
         most = NO_LIMIT if budget.max_tokens == UNLIMITED else budget.max_tokens
         words[Word.LAST] = NO_LIMIT
         if budget.answer_tokens and max_new_tokens is not None:
-            words[Word.LAST] = max(0, max_new_tokens - budget.answer_tokens - self._closing(budget))
+            words[Word.LAST] = max(0, max_new_tokens - budget.answer_tokens - self.closing(budget))
         most = min(most, words[Word.LAST])
         words[Word.MAX] = most
         words[Word.MIN] = min(budget.min_tokens, most)
@@ -315,11 +329,11 @@ class Admission:
         words[Word.FLAGS] = flags
         message, shared = self.message_ids(budget), len(automaton.program)
         # Where the block is implied and closes at once, its start is written too.
-        unsaid = self._start(start.pair) if start.word & PENDING and tokens_left(words) <= 0 else ()
-        program = [*unsaid, *message, *self._end(start.pair)] if message or unsaid else []
+        unsaid = self.start_ids(start.pair) if start.word & PENDING and tokens_left(words) <= 0 else ()
+        program = [*unsaid, *message, *self.end_ids(start.pair)] if message or unsaid else []
         words[Word.WALL] = shared if program else automaton.ends[start.pair]
         arm(words, automaton, chosen=False)
-        return RequestRow(words, program, shared, self.stride)
+        return RequestRow(words, program, shared, self.stride, budget, start.pair)
 
     def rebuilt(self, row: RequestRow, output: Sequence[int]) -> list[int]:
         """Slot-free words after `output`: the ones noted while it was produced, and a replay of the ids since then.
@@ -334,7 +348,6 @@ class Admission:
         words, since = list(row.words), 0
         if row.latest and row.latest_length <= len(output):
             words, since = row.lifted_off(), row.latest_length
-        program = [*self.automaton.program, *row.program]
-        for token in output[since:]:
-            advance_row(int(token), words, program, self.automaton)
-        return Outlook(words, program, self.automaton)
+        outlook = Outlook(words, [*self.automaton.program, *row.program], self.automaton)
+        outlook.take(output[since:])
+        return outlook

@@ -58,7 +58,7 @@ class Verifier:
         accept_lens = chains.accept(sampled)
         if thinking is not None:
             sampled, accept_lens, _ = thinking.commit(sampled, accept_lens, accept_index(accept_lens, chains.width))
-            report_words(logits_output, thinking.device, thinking.rows, accept_lens)
+            report_words(logits_output, thinking.device, thinking.rows, accept_lens, thinking.ends)
         return sampled, accept_lens
 
     def _grammar_mask(self, batch: Any, on_host: Sequence[Sequence[int]], width: int) -> Any:
