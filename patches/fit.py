@@ -21,19 +21,13 @@ from sglang_ext.compat.known import Known, load
 from sglang_ext.compat.places import HOOK, IMPORT, OPERATOR, Place, taken
 from sglang_ext.compat.tree import Folder, Tree
 
-from .hook import Hook, HookError
+from .hook import HookError
+from .table import ROWS
 
 ALLOW_FLAG = "--allow-unknown-sglang"
 _SAID = {"gone": "gone", "signature": "another signature", "body": "another body"}
 
 logger = logging.getLogger(__name__)
-
-
-def hooks() -> dict[str, Hook]:
-    """The rows of the table, by the path of their place."""
-    from .table import HOOKS
-
-    return {hook.path: hook for hook in HOOKS}
 
 
 def places(known: Known, operators: bool = True) -> set[Place]:
@@ -43,14 +37,14 @@ def places(known: Known, operators: bool = True) -> set[Place]:
         operators: whether it uses the operators of sglang's CPU engine.
     """
     others = {place for place in known.entries if place.kind != HOOK and (operators or place.kind != OPERATOR)}
-    return others | {Place(path, HOOK) for path in hooks()}
+    return others | {Place(path, HOOK) for path in ROWS}
 
 
 def needed() -> dict[Place, str]:
     """What a server takes of sglang, as our source has it, and why: what the record is to hold."""
-    rows = {Place(path, HOOK): hook.reason for path, hook in hooks().items()}
+    rows = {Place(path, HOOK): hook.reason for path, hook in ROWS.items()}
     others = {place: f"needed by {name}" for place, name in taken().items()
-              if place.kind != IMPORT or place.path not in hooks()}
+              if place.kind != IMPORT or place.path not in ROWS}
     return {**others, **rows}
 
 
@@ -98,7 +92,7 @@ def warn_of_unknown() -> None:
 def refuse_without(server_args: Any) -> None:
     """Raises HookError where a server needs a place that its release does not have."""
     for finding in findings():
-        hook = hooks().get(finding.place.path)
+        hook = ROWS.get(finding.place.path)
         if finding.verdict == ABSENT and hook is not None and hook.needed(server_args):
             raise HookError(f"sglang {installed().version} has no {hook.path}: {hook.without}")
 
@@ -123,7 +117,7 @@ def _text(advice: str) -> str:
 def _line(finding: Finding) -> str:
     """A place, what changed, and why it matters."""
     path = finding.place.path
-    hook, said = hooks().get(path), _SAID[finding.verdict]
+    hook, said = ROWS.get(path), _SAID[finding.verdict]
     if hook is not None and finding.verdict == SIGNATURE:
         definition = find(installed(), path)
         takes = parameters_of(definition) if definition is not None else None

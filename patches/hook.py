@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,8 @@ class Hook:
 
     Attributes:
         target: dotted path below `sglang.srt`.
-        function: for kind `around`, called as `function(original, *args, **kwargs)`.
+        function: `module.function` of this folder; for kind `around`, it is called as
+            `function(original, *args, **kwargs)`.
         reason: what it adds, and why no official extension point serves, or which one this is.
         signature: parameters of the target, without annotations and defaults; several where releases differ.
         kind: `around` a function, or `fields` added to a request model.
@@ -27,7 +29,7 @@ class Hook:
     """
 
     target: str
-    function: Callable[..., Any]
+    function: str
     reason: str
     signature: str | tuple[str, ...]
     kind: str = "around"
@@ -47,3 +49,14 @@ class Hook:
     @property
     def path(self) -> str:
         return f"sglang.srt.{self.target}"
+
+    def resolve(self) -> Callable[..., Any]:
+        """The function, whose module is imported where it was not yet."""
+        module, name = self.function.split(".")
+        found: Callable[..., Any] = pkgutil.resolve_name(f"{__package__}.{module}:{name}")
+        return found
+
+
+def fields(target: str, function: str, reason: str, without: str | None = None) -> Hook:
+    """A row for a request or response model (pydantic)."""
+    return Hook(target, function, reason, "", kind="fields", without=without)

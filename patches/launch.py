@@ -13,6 +13,7 @@ from typing import Any
 
 from sglang_ext.config import Settings
 
+from .end_thinking import add_to_servers
 from .fit import description, refuse_without, require_known, warn_of_unknown
 from .hook import HookError
 from .registry import check_applied
@@ -22,8 +23,6 @@ REFUSED = 2
 """Exit status of a process that refuses to serve."""
 APPLICATION_VARIABLE = "SGLANG_HTTP_SERVER_APP_PATH"
 APPLICATION = "sglang_ext.http_worker:app"
-NO_DATA_PARALLEL = ("data parallel servers (--dp) are not served there: their controller cannot tell whether its "
-                    "schedulers have the hooks; start a server for each, or install a later release")
 
 logger = logging.getLogger(__name__)
 
@@ -38,15 +37,11 @@ def launch_subprocesses(original: Callable[..., Any], *args: Any, **kwargs: Any)
     if server_args.tokenizer_worker_num > 1 and application != APPLICATION:
         raise HookError(f"{APPLICATION_VARIABLE}={application} would serve without sglang-ext's hooks in the tokenizer "
                         "workers; unset it")
+    add_to_servers()
     started = original(*args, **kwargs)
     served = description()
     logger.info("sglang-ext %s on sglang %s, table of hooks %s", served["version"], served["sglang"], served["table"])
     return started
-
-
-def has_controller(server_args: Any) -> bool:
-    """Whether a data parallel controller stands between the server and its schedulers."""
-    return bool(server_args.dp_size > 1)
 
 
 def wait_for_scheduler_ready(original: Callable[..., Any], scheduler_pipe_readers: Any, scheduler_procs: Any) -> Any:

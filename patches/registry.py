@@ -8,8 +8,9 @@ import pkgutil
 import sys
 from typing import Any
 
-from .fit import hooks, installed, refuse_misfits
+from .fit import installed, refuse_misfits
 from .hook import Hook, HookError
+from .table import HOOKS
 
 DETOKENIZER = "sglang.srt.managers.detokenizer_manager."
 
@@ -24,22 +25,22 @@ def register_all() -> None:
         refuse_misfits()
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    rows = [hook for hook in hooks().values() if not _detokenizes() or hook.path.startswith(DETOKENIZER)]
+    rows = [hook for hook in HOOKS if not _detokenizes() or hook.path.startswith(DETOKENIZER)]
     targets = {hook: target for hook in rows if (target := _target(hook)) is not None}
     for hook, target in targets.items():
         _check_signature(hook, target)
     for hook, target in targets.items():
         if hook.kind == "fields":
-            hook.function(target)
+            hook.resolve()(target)
         else:
-            HookRegistry.register(hook.path, hook.function, HookType.AROUND)
+            HookRegistry.register(hook.path, hook.resolve(), HookType.AROUND)
 
 
 def check_applied() -> None:
     """Raises HookError unless every hook is in place in this process."""
     from sglang.srt.plugins.hook_registry import HookRegistry
 
-    missing = [hook.path for hook in hooks().values() if hook.kind == "around"
+    missing = [hook.path for hook in HOOKS if hook.kind == "around"
                and hook.path not in HookRegistry._patched and _target(hook) is not None]
     if missing:
         raise HookError(f"hooks did not apply on sglang {installed().version}, so think budgets would not be enforced: "

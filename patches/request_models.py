@@ -20,7 +20,7 @@ from sglang_ext.config import Settings
 
 from .asked import note
 from .budget_fields import with_budget
-from .registry import HookError
+from .hook import HookError
 
 WISH = "think_wish"
 EFFORT = "reasoning_effort"

@@ -17,7 +17,7 @@ from sglang_ext.budget.kernels import advance, mask_logits
 from sglang_ext.budget import service
 
 from .forward_batch import Sent, ThinkDevice
-from .registry import HookError
+from .hook import HookError
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,9 @@ from .tokenizer_manager import GRAMMARS
 deadlines = Deadlines()
 """Those of this scheduler's requests, on the clock of `time.perf_counter`."""
 ENDING, WAITING, ENDING_ALREADY, NOT_THINKING = "ending", "waiting", "ending already", "not thinking"
-"""What asking for an end comes to: the block is closed within two steps; the request has not begun, and a block that its
-prompt leaves open ends as it begins; the end is being written or asked for; no block is open, and nothing is done."""
+"""What asking for an end comes to: the block is closed within two steps; the request has not begun, and a block that
+its prompt leaves open ends as it begins; the end is being written or asked for; no block is open, and nothing is done.
+"""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Our flags, peeled off a command line; everything else is sglang's and stays as it is."""
+"""Command lines: our flags are peeled off; everything else is sglang's and stays as it is."""
 
 from __future__ import annotations
 
@@ -41,3 +41,20 @@ def peel(argv: Sequence[str]) -> tuple[Settings, list[str]]:
     values = {f.name: getattr(Settings.from_environment(), f.name) for f in fields(Settings)}
     values |= {name: read(name, text) for name, text in vars(ours).items()}
     return Settings(**values), rest
+
+
+def has_flag(argv: Sequence[str], *names: str) -> bool:
+    """Whether one of the flags is on the command line, as `--flag value` or `--flag=value`."""
+    return any(arg == name or arg.startswith(name + "=") for arg in argv for name in names)
+
+
+def value_of(argv: Sequence[str], *names: str) -> str | None:
+    """The value of the last of the flags on the command line."""
+    found = None
+    for i, arg in enumerate(argv):
+        for name in names:
+            if arg == name and i + 1 < len(argv):
+                found = argv[i + 1]
+            elif arg.startswith(name + "="):
+                found = arg[len(name) + 1 :]
+    return found

@@ -10,7 +10,7 @@ def register() -> None:
     from sglang_ext import cpu
     from sglang_ext.config import SettingsError
     from sglang_ext.patches import register_all
-    from sglang_ext.patches.registry import HookError
+    from sglang_ext.patches.hook import HookError
     from sglang_ext.uag import algorithm
 
     try:

@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from . import cpu
-from .cli import add_flags, peel
+from .cli import add_flags, has_flag, peel, value_of
 from .config import Settings, SettingsError
-from .cpu.defaults import add_defaults, bind_threads, has_flag, value_of
+from .cpu.defaults import add_defaults, bind_threads
 from .cpu.refusal import why_not
 from .uag.algorithm import refuse_missing_draft
 
@@ -182,7 +182,7 @@ def _serve(settings: Settings, argv: list[str]) -> int:
 
     load_plugins()
     from sglang_ext.patches import check_applied
-    from sglang_ext.patches.registry import HookError
+    from sglang_ext.patches.hook import HookError
 
     signal.signal(signal.SIGTERM, _stop)
     try:

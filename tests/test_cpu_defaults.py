@@ -8,15 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from sglang_ext.cpu.defaults import (
-    add_defaults,
-    bind_threads,
-    free_memory,
-    pool_tokens,
-    token_bytes,
-    usable_cores,
-    value_of,
-)
+from sglang_ext.cli import value_of
+from sglang_ext.cpu.defaults import add_defaults, bind_threads, pool_tokens, token_bytes
+from sglang_ext.cpu.machine import free_memory, usable_cores
 
 
 @pytest.mark.parametrize(("text", "most"), [("max 100000", 10**6), ("200000 100000", 2), ("50000 100000", 1)])

@@ -82,7 +82,7 @@ def test_a_row_may_have_a_signature_for_each_release() -> None:
     from sglang_ext.patches.hook import Hook, HookError
     from sglang_ext.patches.registry import _check_signature
 
-    hook = Hook("m.f", print, "a reason", ("self, a", "self, a, b"))
+    hook = Hook("m.f", "hook.fields", "a reason", ("self, a", "self, a, b"))
     _check_signature(hook, lambda self, a: None)
     _check_signature(hook, lambda self, a, b=1: None)
     with pytest.raises(HookError, match=r"takes \(self\), expected \(self, a\) or \(self, a, b\)"):

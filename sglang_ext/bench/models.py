@@ -6,8 +6,8 @@ import importlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..cli import has_flag
 from ..cpu import gpu_available
-from ..cpu.defaults import has_flag
 from ..serve import DEMOS
 from .errors import BenchError
 

@@ -20,7 +20,8 @@ import psutil  # type: ignore[import-untyped]
 import requests
 from tqdm import tqdm  # type: ignore[import-untyped]
 
-from ..cpu.defaults import has_flag, usable_cores
+from ..cli import has_flag
+from ..cpu.machine import usable_cores
 from .errors import BenchError
 
 START_SECONDS = 600

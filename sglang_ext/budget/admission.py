@@ -52,7 +52,7 @@ class RequestRow:
     program: list[int]
     shared: int
     stride: int
-    budget: ThinkBudget = ThinkBudget()
+    budget: ThinkBudget = field(default_factory=ThinkBudget)
     pair: int = 0
     latest_length: int = 0
     latest: list[int] = field(default_factory=list)

@@ -166,7 +166,8 @@ def _tokens(value: Any, field: str, lowest: int, highest: int, extra: str = "") 
     return value
 
 
-def _message(value: Any, field: str) -> str:
+def check_message(value: Any, field: str) -> str:
+    """Raises BudgetError if this is no text that can be a stop message, whatever the model."""
     if not isinstance(value, str):
         raise BudgetError(f"{field}: {shown(value)} is of type {_type_name(value)}; accepted: a string")
     try:
@@ -201,7 +202,7 @@ def _since(value: Any, field: str) -> str:
     return str(value)
 
 
-_OTHERS: Mapping[str, Callable[[Any, str], Any]] = {"message": _message, "loops": _switch, "seconds": _seconds,
+_OTHERS: Mapping[str, Callable[[Any, str], Any]] = {"message": check_message, "loops": _switch, "seconds": _seconds,
                                                     "since": _since}
 """Keys that are no count of tokens, and what checks them."""
 

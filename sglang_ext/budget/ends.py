@@ -1,7 +1,7 @@
 """Ends that the host asks for: of a loop, at a deadline, because a client wants one. No engine is imported.
 
-The device is a step or more ahead of what the host knows, so the host only asks: the row on the device takes the end, or
-does not (`kernels.ask`). Its words tell which with the step's tokens.
+The device is a step or more ahead of what the host knows, so the host only asks: the row on the device takes the end,
+or does not (`kernels.ask`). Its words tell which with the step's tokens.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ def wall_of(admission: Admission, row: RequestRow, end: End, room: int) -> Wall:
     assert admission.automaton is not None
     if end.message is not None:
         ids = admission.message_ids(row.budget, end.message)
-        return Wall(row.shared, [*ids, *admission.end_ids(row.pair)]) if ids else Wall(admission.automaton.ends[row.pair])
+        bare = Wall(admission.automaton.ends[row.pair])
+        return Wall(row.shared, [*ids, *admission.end_ids(row.pair)]) if ids else bare
     if row.budget.message is None and room < admission.closing(row.budget) + SLACK:
         return Wall(admission.automaton.ends[row.pair])
     return Wall(KEEP)

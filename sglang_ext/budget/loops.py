@@ -1,7 +1,7 @@
 """Thinking that goes round in circles, found from its ids. No engine is imported.
 
-The rule: the last ids are one cycle of at most `LONGEST` ids, over and over, at least `TIMES` times and at least `LEAST`
-ids in all.
+The rule: the last ids are one cycle of at most `LONGEST` ids, over and over, at least `TIMES` times and at least
+`LEAST` ids in all.
 
 The work is amortised. After a look, the shortest way to a loop is known: no cycle can be one before so many more ids
 have come. Nothing is looked at until then, so a token costs one comparison of two integers.

@@ -16,8 +16,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from sglang_ext.patches.fit import hooks, installed, needed, places
+from sglang_ext.patches.fit import installed, needed, places
 from sglang_ext.patches.hook import HookError
+from sglang_ext.patches.table import ROWS
 
 from .compare import ABSENT, BODY, FITS, MISSING, SIGNATURE, STARTABLE, Finding, compare, prints
 from .definitions import find
@@ -93,7 +94,7 @@ def _verdict(findings: Sequence[Finding]) -> str:
 
 def _note(finding: Finding, tree: Tree, reason: str) -> str:
     """Why a place matters, and what of it does not fit."""
-    hook = hooks().get(finding.place.path) if finding.place.kind == HOOK else None
+    hook = ROWS.get(finding.place.path) if finding.place.kind == HOOK else None
     if hook is not None and finding.verdict == ABSENT:
         return str(hook.without)
     if hook is not None and finding.verdict == SIGNATURE:
@@ -132,7 +133,7 @@ def _update(trees: Sequence[Tree]) -> int:
             raise TreeError(f"{tree.name}: nothing there tells the version; give the wheel, or its installation")
         found = prints(tree, wanted)
         for place in sorted(wanted - found.keys()):
-            hook = hooks().get(place.path)
+            hook = ROWS.get(place.path)
             if hook is None or hook.without is None:
                 raise TreeError(f"{tree.name} has no {place.path}, and no row says what is done without; not recorded")
             found[place] = Print(GONE, NONE)

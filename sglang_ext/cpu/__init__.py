@@ -8,25 +8,14 @@ defined in PyTorch, and the processes that sglang spawns do the same before they
 from __future__ import annotations
 
 import importlib.util
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
-ATTENTION_BACKEND = "torch_batched"
-ENGINE_VARIABLE = "SGLANG_USE_CPU_ENGINE"
+from .machine import ATTENTION_BACKEND, ENGINE_VARIABLE, gpu_available, wanted
 
-
-def wanted() -> bool:
-    """Whether this process was told to use sglang's CPU engine."""
-    return os.environ.get(ENGINE_VARIABLE) == "1"
-
-
-def gpu_available() -> bool:
-    """Whether torch sees an accelerator that sglang could serve on."""
-    import torch
-
-    return torch.cuda.is_available() or (hasattr(torch, "xpu") and torch.xpu.is_available())
+__all__ = ["ATTENTION_BACKEND", "ENGINE_VARIABLE", "activate", "add_attention_choice", "gpu_available",
+           "register_attention", "stand_in_active", "wanted"]
 
 
 def activate() -> bool:

@@ -7,30 +7,14 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import ATTENTION_BACKEND
+from ..cli import has_flag, value_of
+from .machine import ATTENTION_BACKEND, free_memory, usable_cores
 
 MEMORY_SHARE = 0.3
 """Share of the memory that is free now that the KV pools of all replicas may take."""
 POOL_TOKENS = (2048, 65536)
 """Least and most tokens of one pool."""
 DP = ("--dp", "--dp-size", "--data-parallel-size")
-
-
-def has_flag(argv: Sequence[str], *names: str) -> bool:
-    """Whether one of the flags is on the command line, as `--flag value` or `--flag=value`."""
-    return any(arg == name or arg.startswith(name + "=") for arg in argv for name in names)
-
-
-def value_of(argv: Sequence[str], *names: str) -> str | None:
-    """The value of the last of the flags on the command line."""
-    found = None
-    for i, arg in enumerate(argv):
-        for name in names:
-            if arg == name and i + 1 < len(argv):
-                found = argv[i + 1]
-            elif arg.startswith(name + "="):
-                found = arg[len(name) + 1 :]
-    return found
 
 
 def add_defaults(argv: list[str], model_path: str) -> list[str]:
@@ -63,16 +47,6 @@ def bind_threads(argv: Sequence[str]) -> None:
     os.environ["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(",".join(map(str, sorted(share))) for share in shares)
 
 
-def usable_cores(limit: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
-    """Cores this process may use: those it may run on, and no more than its container is granted."""
-    cores = len(os.sched_getaffinity(0))
-    try:
-        quota, period = limit.read_text().split()
-        return max(1, min(cores, int(quota) // int(period)))
-    except (OSError, ValueError):  # no container, or "max"
-        return cores
-
-
 def pool_tokens(model_path: str, replicas: int) -> int:
     """How many tokens of KV cache fit beside the weights, for each replica."""
     least, most = POOL_TOKENS
@@ -80,18 +54,6 @@ def pool_tokens(model_path: str, replicas: int) -> int:
     free = free_memory() - weights * replicas
     fitting = int(free * MEMORY_SHARE / replicas / token_bytes(model_path))
     return max(least, min(most, fitting))
-
-
-def free_memory(group: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes that may still be taken: what the machine has available, and no more than its container is granted."""
-    import psutil
-
-    available = int(psutil.virtual_memory().available)
-    try:
-        granted = int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
-        return max(0, min(available, granted))
-    except (OSError, ValueError):  # no container, or "max"
-        return available
 
 
 def token_bytes(model_path: str) -> int:

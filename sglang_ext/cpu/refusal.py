@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from . import ATTENTION_BACKEND
+from .machine import ATTENTION_BACKEND
 
 if TYPE_CHECKING:
     from sglang.srt.configs.model_config import ModelConfig

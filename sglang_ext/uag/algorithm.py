@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..cli import value_of
 from ..config import Settings
-from ..cpu.defaults import value_of
 from .override import read_override
 
 logger = logging.getLogger(__name__)
