@@ -7,7 +7,6 @@ value given is checked, and two that differ are an error: nothing is dropped in 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
@@ -191,13 +190,13 @@ def _seconds(value: Any, field: str) -> float | None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise BudgetError(f"{field}: {shown(value)} is of type {_type_name(value)}; {accepted}")
-    if math.isnan(value) or not 0 <= value <= LONGEST:
+    if not 0 <= value <= LONGEST:  # nor is NaN
         raise BudgetError(f"{field}: {shown(value)} is out of range; {accepted}")
     return float(value)
 
 
 def _since(value: Any, field: str) -> str:
-    if value not in (ARRIVAL, FIRST_TOKEN):
+    if not isinstance(value, str) or value not in (ARRIVAL, FIRST_TOKEN):
         raise BudgetError(f'{field}: {shown(value)} is not accepted; accepted: "{ARRIVAL}", "{FIRST_TOKEN}"')
     return str(value)
 
@@ -215,7 +214,8 @@ def shown(value: Any) -> str:
 
 def _type_name(value: Any) -> str:
     """The JSON name of a value's type, which is what a client sees."""
-    names = {type(None): "null", bool: "boolean", float: "number", str: "string", list: "array", dict: "object"}
+    names = {type(None): "null", bool: "boolean", int: "integer", float: "number", str: "string", list: "array",
+             dict: "object"}
     return names.get(type(value), type(value).__name__)
 
 
