@@ -55,9 +55,24 @@ class LoopWatch:
         """No block is open."""
         self.start = -1
 
+    def be_at(self, start: int, anew: bool) -> None:
+        """A block is open whose first id is at `start`; -1: none is.
+
+        Args:
+            anew: ids were taken back, so what was known of the block is not.
+        """
+        if start != self.start:
+            self.leave()
+            self.enter(start)
+        self._due = 0 if anew else self._due
+
+    def may_be(self, length: int) -> bool:
+        """Whether the block can be a loop after the output's first `length` ids; if not, `found` need not look."""
+        return self.start >= 0 and length >= self._due
+
     def found(self, output: Sequence[int], length: int) -> bool:
         """Whether the block is a loop after the output's first `length` ids."""
-        if length < self._due or self.start < 0:
+        if not self.may_be(length):
             return False
         missing = still_missing(output[max(self.start, length - _WINDOW) : length])
         self._due = length + max(1, missing)
