@@ -77,7 +77,7 @@ def check_ends(server: servers.Server, tokenizer: PreTrainedTokenizerFast, name:
         loop: ask for a loop too, which takes some hundred tokens.
     """
     asked = [looping(tokenizer, -1, rid=f"{name}-asked-{i}") for i in range(4)]
-    told = looping(tokenizer, {"max_tokens": 1100, "message": "not this "}, rid=f"{name}-told")
+    told = looping(tokenizer, {"max_tokens": 900, "message": "not this "}, rid=f"{name}-told")
     late = looping(tokenizer, {"seconds": 0.25, "since": "first_token"})
     plain = looping(tokenizer, {"max_tokens": 40})
     others = [late, plain, *([looping(tokenizer, {"loops": True, "message": "circles "})] if loop else [])]
@@ -93,7 +93,7 @@ def check_ends(server: servers.Server, tokenizer: PreTrainedTokenizerFast, name:
         assert (found["rid"], found["done"]) == (body["rid"], "ending")
     for result, answer in zip(results[:4], answers, strict=False):
         assert check_cut(tokenizer, result, "asked") >= answer.json()["tokens"]
-    check_cut(tokenizer, results[4], "asked", "enough ", budget=1100)
+    check_cut(tokenizer, results[4], "asked", "enough ", budget=900)
     assert check_cut(tokenizer, results[5], "deadline") > 0
     assert check_cut(tokenizer, results[6], "forced", budget=40) == 40
     if loop:
