@@ -1,8 +1,8 @@
 """`ReasoningParser`: what it calls thinking in a response that has a budget is what was counted and limited.
 
 sglang's tag parsers look for markers as texts, wherever they stand. For a request with a budget they are told by the
-budget's automaton instead; what they do with thinking and answer stays theirs, and so do the parsers of families that
-have a protocol of their own.
+budget's automaton instead; what they do with thinking and answer stays theirs. Parsers of families that have a protocol
+of their own are told where the prompt ends (`message_detectors.py`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 from sglang_ext.budget import service
 from sglang_ext.budget.splitter import Splitter
 
+from . import message_detectors
 from .asked import asked_of
 
 
@@ -22,7 +23,10 @@ def init(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) ->
     asked, admission = asked_of(request), service.current_or_none()
     if asked is None or asked.start is None or admission is None or admission.automaton is None:
         return
-    if admission.family.protocol or not hasattr(self.detector, "stripped_think_start"):
+    if not hasattr(self.detector, "stripped_think_start"):  # it is told what the prompt has begun
+        return
+    if admission.family.protocol:
+        message_detectors.begin(self.detector, admission.family, asked)
         return
     self.detector.think_splitter = Splitter(admission.automaton, asked.start, asked.tools)
     self.detector._in_reasoning = self.detector.think_splitter.thinking

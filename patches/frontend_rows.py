@@ -8,6 +8,7 @@ from .hook import Hook, fields
 
 NO_DATA_PARALLEL = ("data parallel servers (--dp) are not served there: their controller cannot tell whether its "
                     "schedulers have the hooks; start a server for each, or install a later release")
+PARSED_AS_TEXT = "DeepSeek's output is parsed as text there, as that of the other tag parsers is"
 
 
 def has_controller(server_args: Any) -> bool:
@@ -75,6 +76,12 @@ FRONTEND = (
         "entrypoints.openai.protocol.ResponsesRequest.to_sampling_params", "request_models.to_sampling_params",
         "the same for responses",
         "self, default_max_tokens, default_params, stop, tool_call_constraint",
+    ),
+    Hook(
+        "entrypoints.openai.serving_responses.OpenAIServingResponses._generate_with_builtin_tools",
+        "harmony_turns.generate_with_builtin_tools",
+        "each turn of a response that calls the server's tools would have the whole budget",
+        "self, request_id, request_prompt, adapted_request, sampling_params, context, raw_request, priority, **kwargs",
     ),
     Hook(
         "entrypoints.openai.serving_chat.OpenAIServingChat._convert_to_internal_request",
@@ -205,6 +212,16 @@ FRONTEND = (
         "parser.reasoning_parser.BaseReasoningFormatDetector.finish", "detectors.finish",
         "the same for what waits at a stream's end",
         "self",
+    ),
+    Hook(
+        "entrypoints.openai.serving_deepseek_recipe.DeepSeekRecipeChatEncodingAdapter._new_output_parser",
+        "recipe_output.new_parser", "DeepSeek's own output parser looks for the end of thinking by its id alone",
+        "self, request", without=PARSED_AS_TEXT,
+    ),
+    Hook(
+        "entrypoints.openai.serving_deepseek_recipe.DeepSeekRecipeChatEncodingAdapter._new_responses_parser",
+        "recipe_output.new_parser", "the same for responses",
+        "self, request, require_reasoning, separate_reasoning, parse_tool_calls", without=PARSED_AS_TEXT,
     ),
     Hook(
         "managers.tokenizer_manager.TokenizerManager.init_metric_collector_watchdog",

@@ -48,7 +48,14 @@ def follow(grammar: Any, automaton: Automaton, word: int, tools: bool) -> None:
 
     if not isinstance(grammar, ReasonerGrammarObject) or isinstance(grammar._think_end_matcher, EndMatcher):
         return
-    if grammar.enable_token_filter or grammar.reasoning_in_grammar or grammar._decoding_started():
+    if grammar.enable_token_filter or getattr(grammar, "reasoning_in_grammar", False) or _decoding_started(grammar):
         return
     events = Event.CLOSE if tools else Event.CLOSE | Event.IMPLICIT
     grammar._think_end_matcher = EndMatcher(automaton, word, int(events))
+
+
+def _decoding_started(grammar: Any) -> bool:
+    """As sglang asks it before it takes another end; 0.5.22 has no function for it."""
+    counts = grammar.tokens_in_think, grammar.tokens_after_end
+    return (grammar.current_token is not None or bool(grammar._thinking_match_history)
+            or counts not in ((0, -1), (-1, 0)))

@@ -1,5 +1,5 @@
 """Where thinking begins and ends in a text, by looking at all of it again at every byte; shares no code with the
-automaton. Openings and calls are regular expressions here."""
+automaton. Openings and calls are regular expressions here, and a header ends where its last text first stands."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import copy
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 SPACES = rb"[ \t\n\r\x0b\x0c]*"
@@ -19,7 +20,8 @@ class Delimiters:
     """What delimits thinking, and how a vocabulary writes it.
 
     Attributes:
-        openings: parts of each header, a text or the name of a gap, and whether it has a recipient.
+        others: start and end of further pairs of markers.
+        openings: headers as `Opening`; their parts are texts, words and gaps.
         implicit: each as `ImplicitEnd`.
         control: ids of control tokens.
         answer: what is written behind a forced end.
@@ -30,24 +32,48 @@ class Delimiters:
     pieces: Sequence[bytes]
     eos_ids: Sequence[int]
     implicit: Sequence[Any] = ()
-    openings: Sequence[tuple[Sequence[Any], bool]] = ()
+    others: Sequence[tuple[bytes, bytes]] = ()
+    openings: Sequence[Any] = ()
     control: frozenset[int] = frozenset()
     answer: bytes = b""
     label: bytes = b""
     shared_end: bool = False
     everywhere: bool = False
 
-    def headers(self) -> list[tuple[re.Pattern[bytes], bool]]:
-        plain: list[tuple[Sequence[Any], bool]] = [((self.start.decode(),), False), *self.openings]
-        return [(re.compile(b"".join(_part(p) for p in parts), re.DOTALL), call) for parts, call in plain]
+    @cached_property
+    def pairs(self) -> list[tuple[bytes, bytes]]:
+        return [(self.start, self.end), *self.others]
+
+    @cached_property
+    def headers(self) -> list[Header]:
+        return [Header(o.parts, o.call, o.decides, o.opens) for o in self.openings]
 
 
-def _part(part: Any) -> bytes:
-    if isinstance(part, str):
-        return re.escape(part.encode())
-    if hasattr(part, "text"):
-        return b"(?i:" + re.escape(part.text.encode()) + b")"
-    return {"SPACES": SPACE + b"*", "SPACE": SPACE, "TEXT": rb"[^<]*", "ANY": rb".*"}[part.name]
+class Header:
+    """One of a family's openings.
+
+    Attributes:
+        whole, decision, inside: what it is, what it is up to its last gap, and up to its first gap of any bytes.
+        first, last: its first and its last text.
+    """
+
+    def __init__(self, parts: Sequence[Any], call: bool, decides: bool, opens: bool) -> None:
+        self.call, self.opens = call, opens
+        self.first, self.last = parts[0].encode(), parts[-1].encode()
+        names = [getattr(part, "name", "") for part in parts]
+        gaps = [i for i, name in enumerate(names) if name]
+        self.whole = _pattern(parts)
+        self.decision = _pattern(parts[: gaps[-1]], stop=b"<") if decides else None
+        self.inside = _pattern(parts[: names.index("ANY")]) if "ANY" in names else None
+
+
+def _pattern(parts: Sequence[Any], stop: bytes = b"(?=<)") -> re.Pattern[bytes]:
+    gaps = {"SPACES": SPACE + b"*", "STOP": b"(?:" + SPACE + b"|" + stop + b")", "NAME": rb"[^< \t\n\r\x0b\x0c]+",
+            "TEXT": rb"[^<]*", "ANY": rb".*"}
+    texts = [re.escape(part.encode()) if isinstance(part, str) else
+             b"(?i:" + re.escape(part.text.encode()) + b")" if hasattr(part, "text") else gaps[part.name]
+             for part in parts]
+    return re.compile(b"".join(texts), re.DOTALL)
 
 
 def blank(text: bytes) -> bool:
@@ -81,9 +107,12 @@ class Scanner:
     text: bytes = b""
     since: int = 0  # the end marker is looked for from here on
     fresh: int | None = 0  # behind this only white space may stand before an opening
+    turn: int | None = None  # behind this only the name of a role may stand before one
     begins: list[int] = field(default_factory=list)  # further places where an opening may begin
+    judged: dict[int, bool] = field(default_factory=dict)  # whether a place is in no other header
     behind: int | None = None  # the last end, as long as nothing but white space and the answer's header follow it
-    expected: bytes = b""
+    pair: int = 0  # of the last block
+    expected: Sequence[bytes] = ()
     spaced: bool = True
     first: int = 0  # where this place began
     recipient: bool = False
@@ -101,7 +130,7 @@ class Scanner:
             happened |= getattr(self, "_" + self.place)()
         if control and self.place == "outside":
             self.begins += self._fresh_places()
-            self.fresh = len(self.text)
+            self.fresh = self.turn = len(self.text)
         return happened
 
     @property
@@ -114,21 +143,22 @@ class Scanner:
 
     def imply(self) -> None:
         """What comes next is thinking."""
-        self._wait(self.rules.start, spaced=True)
+        self._wait([start for start, _ in self.rules.pairs], spaced=True)
 
-    def open(self) -> None:
+    def open(self, pair: int = 0) -> None:
         """A block opens here."""
-        if self.rules.label and self.expected != self.rules.label:
-            self._wait(self.rules.label, spaced=False)
+        label, self.pair = self.rules.label, pair
+        if label and list(self.expected) != [label]:
+            self._wait([label], spaced=False)
         else:
-            self.place, self.since, self.expected = "inside", len(self.text), b""
+            self.place, self.since, self.expected = "inside", len(self.text), ()
 
-    def _wait(self, expected: bytes, spaced: bool) -> None:
+    def _wait(self, expected: Sequence[bytes], spaced: bool) -> None:
         self.place, self.since, self.expected, self.spaced = "pending", len(self.text), expected, spaced
 
     def _leave(self, fresh: bool, behind: bool) -> None:
         here = self.first = len(self.text)
-        self.place, self.since, self.begins, self.recipient = "outside", here, [], False
+        self.place, self.since, self.begins, self.recipient, self.turn = "outside", here, [], False, None
         self.fresh, self.behind = here if fresh else None, here if behind else None
 
     def _fresh_places(self) -> list[int]:
@@ -138,18 +168,61 @@ class Scanner:
         between = ((p, self.text[self.fresh : p]) for p in range(self.fresh, len(self.text)))
         return [p for p, text in between if blank(text) and complete(text)]
 
+    def _role_places(self) -> list[int]:
+        """Places behind the name of a role that a turn begins with."""
+        if self.turn is None:
+            return []
+        return [p for p in range(self.turn, len(self.text)) if re.fullmatch(rb"[A-Za-z_]*", self.text[self.turn : p])]
+
+    def _open_places(self) -> list[int]:
+        """Places where an opening may have begun, in no other header."""
+        if self.rules.everywhere:
+            places = list(range(self.first, len(self.text)))
+        else:
+            places = sorted({*self.begins, *self._fresh_places(), *self._role_places()})
+        for p in places:
+            if p not in self.judged:
+                before = [b for b in places if b < p and self.judged[b]]
+                self.judged[p] = not any(self._within(header, b, p) for header in self.rules.headers for b in before)
+        return [p for p in places if self.judged[p]]
+
+    def _within(self, header: Header, begin: int, place: int) -> bool:
+        """Whether a place is in a gap of any bytes of a header that begins there."""
+        if header.inside is None or not self.text.startswith(header.first, begin):
+            return False
+        return header.last not in self.text[begin:place] and bool(header.inside.match(self.text, begin, place))
+
+    def _headers(self) -> list[Header]:
+        """Headers that are complete here, of which a decision leaves one."""
+        text, found, decisions = self.text, [], []
+        for p in self._open_places():
+            for order, header in enumerate(self.rules.headers):
+                if not text.startswith(header.first, p) or header.last in text[p:-1]:
+                    continue
+                if header.decision is not None:
+                    ends = (q for q in range(p, len(text) + 1) if header.decision.fullmatch(text, p, q))
+                    decisions += [(q, order, header) for q in [*ends][:1]]
+                if header.whole.fullmatch(text, p):
+                    found.append(header)
+        first = min(decisions, key=lambda each: each[:2])[2] if decisions else None
+        return found if first is None else [header for header in found if header is first]
+
     def _outside(self) -> set[str]:
         r, text = self.rules, self.text
-        places = list(range(self.first, len(text)) if r.everywhere else self.begins)
-        places += self._fresh_places()
-        matched = [call for header, call in r.headers() for p in places if header.fullmatch(text, p)]
-        if matched:
-            self.recipient = any(matched)
-            self.open()
+        places = self._open_places()
+        pair = next((i for i, (start, _) in enumerate(r.pairs) if any(text[p:] == start for p in places)), None)
+        headers = self._headers()
+        opening = [header for header in headers if header.opens]
+        if pair is not None or opening:
+            self.recipient = any(header.call for header in opening)
+            self.open(pair if pair is not None else self.pair)
             return {"open"}
-        if text[self.since :].endswith(r.end):
-            again = self.behind is not None and self._nothing_since(text[self.behind : len(text) - len(r.end)])
-            self.since, self.fresh = len(text), len(text)
+        if headers:
+            self.judged |= dict.fromkeys(places, False)
+        end = r.pairs[self.pair][1]
+        if text[self.since :].endswith(end):
+            again = self.behind is not None and self._nothing_since(text[self.behind : len(text) - len(end)])
+            self.since, self.fresh, self.turn = len(text), len(text), None
             self.behind = len(text) if again else None
             return {"end outside"} if again else set()
         if text.endswith(b"\n"):
@@ -157,7 +230,7 @@ class Scanner:
         header = r.answer.strip()
         if header and self.behind is not None and text.endswith(header) and self._nothing_since(
                 text[self.behind : len(text) - len(header)], header=False):
-            self.fresh = len(text)
+            self.fresh, self.turn = len(text), None
         return set()
 
     def _nothing_since(self, text: bytes, header: bool = True) -> bool:
@@ -169,24 +242,24 @@ class Scanner:
         return any(all(blank(part) and complete(part) for part in t.split(b"\0", 1)) for t in texts)
 
     def _pending(self) -> set[str]:
-        seen, wanted = self.text[self.since :], self.expected
+        r, seen, wanted = self.rules, self.text[self.since :], list(self.expected)
         body = seen
         if self.spaced:
             n = next((n for n in range(len(seen), 0, -1) if blank(seen[:n]) and complete(seen[:n])), 0)
             body = seen[n:]
-        if wanted and body == wanted:
-            self.open()
+        if body in wanted:
+            self.open(0 if wanted == [r.label] else wanted.index(body))
             return {"open"}
         if body and body != seen and not wanted and blank(body):
             return set()
-        if (wanted and wanted.startswith(body)) or (self.spaced and blank(body)):
+        if any(text.startswith(body) for text in wanted) or (self.spaced and blank(body)):
             return set()
-        self.place, self.since, self.expected = "inside", len(self.text) - len(body), b""
+        self.place, self.since, self.expected = "inside", len(self.text) - len(body), ()
         return {"begin"} | self._inside()
 
     def _inside(self) -> set[str]:
         r, seen = self.rules, self.text[self.since :]
-        if seen.endswith(r.end):
+        if seen.endswith(r.pairs[self.pair][1]):
             self._leave(fresh=True, behind=not r.shared_end)
             return {"close"}
         for each in r.implicit:
@@ -206,7 +279,7 @@ class Scanner:
 
     def _call(self) -> set[str]:
         if self.text[self.since :].endswith(self.until):
-            self._wait(b"", spaced=True)
+            self._wait((), spaced=True)
         return set()
 
     def missing(self) -> int:
@@ -225,13 +298,13 @@ class Scanner:
 
     def half_written(self) -> int:
         """Bytes of the end marker at the end of the block's text."""
-        seen = self.text[self.since :]
-        return max(k for k in range(len(self.rules.end)) if seen.endswith(self.rules.end[:k]))
+        seen, end = self.text[self.since :], self.rules.pairs[self.pair][1]
+        return max(k for k in range(len(end)) if seen.endswith(end[:k]))
 
 
 def fork(scanner: Scanner) -> Scanner:
     other = copy.copy(scanner)
-    other.begins = list(scanner.begins)
+    other.begins, other.judged = list(scanner.begins), dict(scanner.judged)
     return other
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import random
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
@@ -17,7 +18,7 @@ from block_scanner import Delimiters
 from hypothesis import strategies as st
 from sglang_ext.budget.kernels import BudgetState, Flag, Outcome, Tables, Word, device
 from sglang_ext.budget.kernels import reference as ref
-from sglang_ext.budget.kernels.layout import INSIDE, NO_LIMIT, NOT_FORCING, PROGRAM_END, WORDS
+from sglang_ext.budget.kernels.layout import INSIDE, NO_LIMIT, NOT_FORCING, WORDS
 
 from sglang_ext.budget.automaton import Automaton, ImplicitEnd, Markers, Vocabulary
 from sglang_ext.budget.families import FAMILIES as TABLE
@@ -46,9 +47,14 @@ FAMILIES = {
     "a header for the answer": Markers(b"<t>", b"</t>", b"<a>"),
     "label": Markers(b"<t>", b"</t>", b"", label=b"tt\n", anywhere=True),
     "goes on behind a call": Markers(b"<t>", b"</t>", b"", (ImplicitEnd(b"<c", until=b"c>"),)),
+    "several pairs": Markers(b"<t>", b"</t>", b"\n", (ImplicitEnd(b"<c", heads=(b">",)),)),
 }
+MORE = {"several pairs": (replace(FAMILIES["several pairs"], start=b"<tt>", end=b"</tt>"),
+                          replace(FAMILIES["several pairs"], start=b"u>", end=b"u<>"))}
+"""Further pairs of markers that a response may have."""
 ROWS = {name: pairs[0] for name, row in TABLE.items() if row.start
         for pairs in [Markers.of(row, "\n" if row.answer is None else "")]}
+MORE |= {name: Markers.of(row, "\n")[1:] for name, row in TABLE.items() if row.more}
 DISTINCT = {markers: name for name, markers in reversed(ROWS.items())}
 FAMILIES |= {name: markers for markers, name in DISTINCT.items()}
 """Made up, and the rows of the table that differ as bytes."""
@@ -65,9 +71,14 @@ def texts_of(m: Markers) -> list[bytes]:
     return [m.start, m.end, *headers, *calls, *(t for t in (m.label, m.line_break) if t)]
 
 
-def row_vocabulary(m: Markers, special: bool) -> Vocabulary:
+def pairs_of(family: str) -> tuple[Markers, ...]:
+    """All pairs of markers of a family."""
+    return (FAMILIES[family], *MORE.get(family, ()))
+
+
+def row_vocabulary(pairs: Sequence[Markers], special: bool) -> Vocabulary:
     """A vocabulary of a row of the table: control tokens as ids of their own, or bytes alone."""
-    texts = texts_of(m)
+    m, texts = pairs[0], list(dict.fromkeys(text for pair in pairs for text in texts_of(pair)))
     found = {c for t in texts for c in CONTROL.findall(t.decode())} if special else set()
     control = sorted({"<|turn|>", *found})
     alphabet = sorted({b for t in texts for b in t} | {0x0A, 0x20, 0x78, 0xC3, 0xA9, 0xC2, 0xA0, 0xF0, 0x9F})
@@ -82,7 +93,7 @@ def row_vocabulary(m: Markers, special: bool) -> Vocabulary:
             [at[part.encode()]] if special and CONTROL.fullmatch(part) else [at[bytes([b])] for b in part.encode()]))
 
     marks = {at[c.encode()] for c in control}
-    inside = marks & {i for text in (m.start, m.end, *texts) for i in ids(text)}
+    inside = marks & {i for text in texts for i in ids(text)}
     single = ids(m.start)
     return Vocabulary(pieces, single[0] if len(single) == 1 else None, ids(m.end), ids(m.line_break), (1,),
                       frozenset(marks - inside), frozenset(inside), None,
@@ -94,9 +105,11 @@ def lifted(family: str, vocab: int, special: bool) -> Automaton:
     """An automaton over `vocab` ids, with the markers as ids of their own or written in pieces."""
     rng = random.Random(f"{family} {vocab} {special}")
     m = FAMILIES[family]
+    pairs = pairs_of(family)
     if family in TABLE:
-        return Automaton(m, row_vocabulary(m, special))
-    alphabet = sorted({*(b for text in texts_of(m) for b in text), 0x0A, 0x20, 0xC3, 0xE2, 0xF0, 0x9F})
+        return Automaton(pairs, row_vocabulary(pairs, special), MESSAGE)
+    texts = [text for pair in pairs for text in texts_of(pair)]
+    alphabet = sorted({*(b for text in texts for b in text), 0x0A, 0x20, 0xC3, 0xE2, 0xF0, 0x9F})
     pieces = [b"", b"<eos>", *([m.start, m.end] if special else []), *(bytes([b]) for b in alphabet)]
     pieces += [m.end + m.start, m.end + b"\n" + m.start + b"x", m.start + m.end, m.end[:-1], b"x" + m.end[:1],
                m.end[1:], m.end[-1:] + b"\n", m.start[:-1], m.start[-1:] + b"x", b"\n" + m.start, b"x\n", b""]
@@ -105,17 +118,18 @@ def lifted(family: str, vocab: int, special: bool) -> Automaton:
     del pieces[vocab:]
     by_byte = {p: i for i, p in reversed(list(enumerate(pieces))) if len(p) == 1}
     spelled = [by_byte[bytes([b])] for b in m.end]
-    return Automaton(m, Vocabulary(pieces, 2 if special else None, (3,) if special else tuple(spelled),
+    others = {text: tuple(by_byte[bytes([b])] for b in text) for pair in pairs[1:] for text in (pair.start, pair.end)}
+    return Automaton(pairs, Vocabulary(pieces, 2 if special else None, (3,) if special else tuple(spelled),
                                    tuple(by_byte[bytes([b])] for b in m.line_break), (1,),
-                                   header_ids=frozenset({2} if special else ())))
+                                   header_ids=frozenset({2} if special else ()), written=others), MESSAGE)
 
 
 def delimiters(family: str, a: Automaton) -> Delimiters:
     """The same rules for the oracle."""
     m, v = FAMILIES[family], a.vocabulary
     control = v.control_ids | (v.header_ids if m.anywhere else frozenset())
-    return Delimiters(m.start, m.end, v.pieces, v.eos_ids, m.implicit, [(o.parts, o.call) for o in m.openings], control,
-                      m.line_break, m.label, m.shared_end, everywhere(family, a))
+    return Delimiters(m.start, m.end, v.pieces, v.eos_ids, m.implicit, [(p.start, p.end) for p in pairs_of(family)[1:]],
+                      m.openings, control, m.line_break, m.label, m.shared_end, everywhere(family, a))
 
 
 def everywhere(family: str, a: Automaton) -> bool:
@@ -190,10 +204,10 @@ def make_case(family: str, vocab: int, special: bool, batch: int, dtype: torch.d
 def random_row(a: Automaton, state: BudgetState, slot: int, rng: random.Random) -> list[int]:
     """Any words a slot may have: any state of the automaton, any limits, forcing or not, recycled ones included."""
     start = state.program_start(slot)
-    end = [*a.vocabulary.end_ids, *a.vocabulary.break_ids]
-    sequence = [rng.randrange(len(a.token_class)) for _ in range(rng.randint(0, MESSAGE))] + end
-    state.program[start : start + len(sequence)] = torch.tensor(sequence, dtype=torch.int32)
-    state.program[start + len(sequence)] = PROGRAM_END
+    message = [rng.randrange(len(a.token_class)) for _ in range(rng.randint(0, MESSAGE))]
+    sequence = [*message, *a.end_ids(0)]
+    program = a.side_by_side([[*message, *a.end_ids(pair)] for pair in range(len(a.pairs))])
+    state.program[start : start + len(program)] = torch.tensor(program, dtype=torch.int32)
     auto = int(rng.choice(a.bytewise.words))
     limit = rng.choice([0, 1, 2, 5, NO_LIMIT])
     row = [0] * WORDS
@@ -206,7 +220,7 @@ def random_row(a: Automaton, state: BudgetState, slot: int, rng: random.Random) 
     row[Word.TOTAL], row[Word.LAST] = rng.randint(0, 6), rng.choice([NO_LIMIT, NO_LIMIT, 3, 8])
     ref.arm(row, a, chosen=False)
     if rng.random() < 0.25:
-        row[Word.CURSOR] = start + rng.randrange(len(sequence))
+        row[Word.CURSOR] = start + rng.randrange(len(sequence) - 1)
         row[Word.REASON] = rng.choice([Outcome.GRACE, Outcome.FORCED, Outcome.EOS])
     return row
 

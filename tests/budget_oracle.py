@@ -20,7 +20,7 @@ class Rules:
     """
 
     delimiters: Delimiters
-    end_ids: Sequence[int]  # at whose seams alone the rest of the marker is forced
+    end_ids: Sequence[Sequence[int]]  # for each pair; at their seams alone the rest of a marker is forced
     break_ids: Sequence[int]
     begin: str
     most: float
@@ -31,6 +31,7 @@ class Rules:
     eos_closes: bool = True
     line_break: bool = True
     label_ids: Sequence[Sequence[int]] = ()  # of the label from each byte on
+    pair: int = 0  # of the block that is open at the start
 
     @property
     def pieces(self) -> Sequence[bytes]:
@@ -79,7 +80,7 @@ def replay(rules: Rules, sampled: Sequence[int]) -> View:
     view = View(rules, Scanner(rules.delimiters))
     view.outcome = "open" if rules.begin == "inside" else "none"
     if rules.begin == "inside":
-        view.scanner.place = "inside"
+        view.scanner.place, view.scanner.pair = "inside", rules.pair
     elif rules.begin == "pending":
         view.scanner.imply()
     _due(view, chosen=False)
@@ -130,11 +131,11 @@ def _due(view: View, chosen: bool) -> None:
 
 def _ending(view: View, message: bool) -> list[int]:
     rules, scanner = view.rules, view.scanner
-    written = scanner.half_written() if scanner.inside else 0
-    if scanner.place == "pending" and scanner.expected and scanner.expected == rules.delimiters.label:
+    written, end_ids = scanner.half_written() if scanner.inside else 0, rules.end_ids[scanner.pair]
+    if scanner.place == "pending" and not scanner.spaced:
         begun = len(scanner.text) - scanner.since
-        return [*rules.label_ids[begun], *rules.end_ids, *rules.break_ids]
-    seams = [sum(len(rules.pieces[i]) for i in rules.end_ids[:k]) for k in range(len(rules.end_ids))]
+        return [*rules.label_ids[begun], *end_ids, *rules.break_ids]
+    seams = [sum(len(rules.pieces[i]) for i in end_ids[:k]) for k in range(len(end_ids))]
     if written and written in seams:
-        return [*rules.end_ids[seams.index(written) :], *rules.break_ids]
-    return [*(rules.message if message else ()), *rules.end_ids, *rules.break_ids]
+        return [*end_ids[seams.index(written) :], *rules.break_ids]
+    return [*(rules.message if message else ()), *end_ids, *rules.break_ids]

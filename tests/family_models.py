@@ -44,9 +44,10 @@ class Shape:
 
     @property
     def scripts(self) -> Scripts:
-        """Thinks, stops while it thinks; answers."""
+        """Thinks, stops while it thinks; answers. Where a prompt has opened a block: thinks a word, and ends."""
         behind = [*self.end, *self.header]
-        return self._scripts([[behind[-1], *self.answer, EOS], ["1", *self.opening, *THOUGHT, EOS]])
+        return self._scripts([[behind[-1], *self.answer, EOS], ["1", *self.opening, *THOUGHT, EOS],
+                              ["2", "n1 ", *behind]])
 
     @property
     def again(self) -> Scripts:

@@ -27,13 +27,13 @@ class Flow:
         self.admission = build(Settings(think_message=""), self.tokenizer, FAMILIES[parser],
                                {self.tokenizer.eos_token_id}, self.width)
 
-    def respond(self, prompt: str, budget: int, most: int = 60,
-                tools: bool = False) -> tuple[list[str], dict[str, Any]]:
+    def respond(self, prompt: str, budget: int, most: int = 60, tools: bool = False,
+                message: str = "") -> tuple[list[str], dict[str, Any]]:
         """What the model writes, token by token, and its think object."""
         automaton = self.admission.automaton
         assert automaton is not None
         ids = self.tokenizer.encode(prompt, add_special_tokens=False)
-        row = self.admission.row(ThinkBudget(budget), ids, most, request=Request(tools))
+        row = self.admission.row(ThinkBudget(budget, message=message), ids, most, request=Request(tools))
         words, program, output, last = list(row.words), [*automaton.program, *row.program], list[int](), ids[-1]
         while len(output) < most and last != self.tokenizer.eos_token_id:
             logits = [-1.0] * self.width

@@ -6,16 +6,16 @@ import random
 from typing import Any
 
 import torch
-from budget_cases import DEVICES, FAMILIES, INTERPRETED, MESSAGE, SCALE, delimiters, lifted, texts_of
+from budget_cases import DEVICES, FAMILIES, INTERPRETED, MESSAGE, SCALE, delimiters, lifted
 from budget_oracle import Rules, View, replay
+from family_scripts import script
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sglang_ext.budget.kernels import BudgetState, Flag, Outcome, Tables, Word, advance, commit, mask_logits, walk
 from sglang_ext.budget.kernels import reference as ref
-from sglang_ext.budget.kernels.layout import INSIDE, NO_LIMIT, NOT_FORCING, PROGRAM_END, WORDS
+from sglang_ext.budget.kernels.layout import INSIDE, NO_LIMIT, NOT_FORCING, WORDS
 
-from sglang_ext.budget.automaton import Automaton, Vocabulary
-from sglang_ext.budget.families import Word as HeaderWord
+from sglang_ext.budget.automaton import Automaton
 
 NAMES = {Outcome.NONE: "none", Outcome.NATURAL: "natural", Outcome.GRACE: "grace", Outcome.FORCED: "forced",
          Outcome.EOS: "eos", Outcome.IMPLICIT: "implicit", Outcome.OPEN: "open"}
@@ -38,7 +38,7 @@ class Session:
         self.state = BudgetState(state.words.to(DEVICES[0]), state.program.to(DEVICES[0]), state.shared, state.stride)
         self.tables, self.rows = Tables.from_host(self.a, DEVICES[0]), torch.tensor(slots, device=DEVICES[0])
         self.sampled: list[list[int]] = [[] for _ in slots]
-        self.scripts = [script(family, self.a, self.rng) for _ in slots]
+        self.scripts = [script(family, self.a, self.rng, 20 * STEPS) for _ in slots]
 
     def check_mask(self, row: torch.Tensor, view: View) -> None:
         """`row` was all zeros."""
@@ -60,50 +60,25 @@ class Session:
         return hint if hint in allowed and self.rng.random() < 0.9 else self.rng.choice(allowed)
 
 
-def script(family: str, a: Automaton, rng: random.Random) -> list[int]:
-    """What a request would like to write: pieces of markers, among other ids."""
-    m, v, ids = FAMILIES[family], a.vocabulary, []
-    wholes = [m.start, m.end, m.start + m.label, m.end + m.start, b"\n", b"", b" ", *texts_of(m)]
-    headers = [b"".join(p.encode() if isinstance(p, str) else
-                        rng.choice([p.text, p.text.capitalize()]).encode() if isinstance(p, HeaderWord) else
-                        rng.choice([b"", b" ", b"x", "\u00a0".encode(), m.start[:1]]) for p in o.parts)
-               for o in m.openings]
-    control = [i for i in v.turn_ids if v.pieces[i]]
-    while len(ids) < 20 * STEPS:
-        whole = rng.choice([*wholes, *headers])
-        text = whole[: rng.randint(0, len(whole))] if rng.random() < 0.3 else whole
-        ids += written(text, v, rng) or [rng.choice(control) if control and rng.random() < 0.4 else rng.randrange(24)]
-    return ids
-
-
-def written(text: bytes, v: Vocabulary, rng: random.Random) -> list[int]:
-    """Ids that write a text, as long ones as there are, or as short ones."""
-    longest, ids = rng.random() < 0.7, list[int]()
-    while text:
-        fitting = [i for i, piece in enumerate(v.pieces) if piece and text.startswith(piece)]
-        size = (max if longest else min)(len(v.pieces[i]) for i in fitting)
-        ids.append(rng.choice([i for i in fitting if len(v.pieces[i]) == size]))
-        text = text[size:]
-    return ids
-
-
 def admit(family: str, a: Automaton, state: BudgetState, slot: int, rng: random.Random) -> Rules:
     """Draw a request's limits; write its row the way an engine admits it."""
     v = a.vocabulary
     most = rng.choice([0, 1, 3, 6, NO_LIMIT])
     label = [v.spell(a.markers.label[k:]) for k in range(len(a.markers.label))]
-    rules = Rules(delimiters(family, a), v.end_ids, v.break_ids,
+    ends = [a.end_ids(pair) for pair in range(len(a.pairs))]
+    rules = Rules(delimiters(family, a), [ids[: -1 - len(v.break_ids)] for ids in ends], v.break_ids,
                   rng.choice(BEGINNINGS[: 3 + (not a.markers.start[:1].isspace())]), most,
                   rng.randint(0, min(most, 4)), rng.choice([NO_LIMIT, max(0, most - 3)]),
                   rng.choice([NO_LIMIT, NO_LIMIT, 0, 2, 5, 9]),
                   rng.choices(range(len(v.pieces) - 24, len(v.pieces)), k=rng.randint(0, MESSAGE)), rng.random() < 0.8,
-                  rng.random() < 0.8, label)
+                  rng.random() < 0.8, label, rng.randrange(len(ends)))
     start = state.program_start(slot)
-    sequence = [*rules.message, *rules.end_ids, *rules.break_ids, PROGRAM_END]
+    sequence = a.side_by_side([[*rules.message, *ids] for ids in ends])
     state.program[start : start + len(sequence)] = torch.tensor(sequence, dtype=torch.int32)
     words = {"outside": a.start_word, "inside": a.block_word, "pending": a.implied_word}
     row = [0] * WORDS
-    row[Word.AUTO], row[Word.CURSOR], row[Word.WALL] = words[rules.begin](), NOT_FORCING, start
+    pair = rules.pair if rules.begin == "inside" else 0
+    row[Word.AUTO], row[Word.CURSOR], row[Word.WALL] = words[rules.begin](pair), NOT_FORCING, start
     row[Word.OUTCOME] = Outcome.OPEN if rules.begin == "inside" else Outcome.NONE
     row[Word.FLAGS] = (Flag.ACTIVE | (Flag.EOS_CLOSES if rules.eos_closes else 0)
                        | (0 if rules.line_break else Flag.NO_BREAK))

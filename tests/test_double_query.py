@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from block_scanner import Delimiters, Scanner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_model import EOS, Scripts, build_scripted_model
-from sglang_ext.budget.kernels.layout import INSIDE
 from transformers import AutoTokenizer
 
-from sglang_ext.budget.byte_automaton import ByteAutomaton, Markers
+from sglang_ext.budget.families import FAMILIES
 from sglang_ext.double_query import Endpoint, Query, Response
+from sglang_ext.double_query.request import is_a_pair_of_tags
 from sglang_ext.double_query.session import Session
 from sglang_ext.double_query.thinking import Ask, Close, Standing, Thinking, next_step, open_in_prompt
 from sglang_ext.double_query.wire import Call, Event
@@ -199,15 +200,40 @@ def test_what_a_prompt_leaves_open(data: bytes, inside: bytes | None) -> None:
     assert open_in_prompt(data, START, END) == inside
 
 
-def test_the_same_blocks_as_the_automaton_on_the_server(tokenizer: Any) -> None:
-    """Byte by byte, on texts that are dense in markers."""
-    automaton, rng = ByteAutomaton(Markers(START, END)), random.Random(5)
-    for _ in range(300):
-        thinking, state = Thinking(START, END), automaton.response_start
-        for byte in "".join(rng.choices(PIECES, k=20)).encode():
+TAGS = sorted(name for name, row in FAMILIES.items() if is_a_pair_of_tags(row))
+
+
+@pytest.mark.parametrize("name", sorted({FAMILIES[name].start: name for name in TAGS}.values()))
+def test_blocks_of_a_family_begin_and_end_where_its_row_says(name: str) -> None:
+    """On texts that are dense in its markers, by a scanner that shares no code."""
+    row, rng = FAMILIES[name], random.Random(5)
+    markers = [row.start, row.end, row.label, row.start + row.label, row.start[:3], row.end[:-1]]
+    pieces = [*markers, "x", " ", "\n", "\u00a0"]
+    rules = Delimiters(row.start.encode(), row.end.encode(), [bytes([b]) for b in range(256)], (),
+                       label=row.label.encode(), everywhere=row.anywhere)
+    for _ in range(100):
+        thinking, scanner = Thinking(Endpoint("http://x", family=name, line_break="").markers), Scanner(rules)
+        for byte in "".join(rng.choices(pieces, k=12)).encode():
             thinking.feed(bytes([byte]))
-            state, _events = automaton.run(state, bytes([byte]))
-            assert thinking.open == bool(automaton.words[state] & INSIDE)
+            scanner.feed(byte)
+            assert thinking.open == scanner.thinking
+    assert thinking.blocks
+
+
+def test_a_block_begins_right_behind_a_turn() -> None:
+    for role in (b"", b"assistant"):
+        thinking = Thinking(Endpoint("http://x").markers)
+        thinking.feed(b"yes")
+        thinking.feed(b"", control=True)
+        thinking.feed(role + START)
+        assert thinking.open
+
+
+def test_a_family_that_is_no_pair_of_tags_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"family: 'gpt-oss' is not accepted: .*accepted: .*gemma4"):
+        Endpoint("http://x", family="gpt-oss")
+    with pytest.raises(ValueError, match="start, end: 'a' and 'b' are not those of the family qwen3"):
+        Endpoint("http://x", start="a", end="b", family="qwen3")
 
 
 def session_of(tokenizer: Any, script: Sequence[str], budget: int, most: int = 30, opened: bool = True,

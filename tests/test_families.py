@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from family_models import SHAPES, Shape, build
 from flows import Flow
+from scripted_model import EOS, Scripts, build_scripted_model
 from sglang_ext.budget.kernels.layout import AUTO_MASK, INSIDE, Event
 from sglang_ext.budget.kernels.reference import lookup
 
@@ -23,13 +25,17 @@ def test_a_row_for_each_of_sglangs_parsers() -> None:
     from sglang.srt.parser.reasoning_parser import ReasoningParser
     from sglang.srt.parser.reasoning_parser_names import REASONING_PARSER_NAMES
 
-    assert set(FAMILIES) == set(ReasoningParser.DetectorMap) == set(REASONING_PARSER_NAMES)
+    assert set(ReasoningParser.DetectorMap) == set(REASONING_PARSER_NAMES)
+    assert set(FAMILIES) - set(REASONING_PARSER_NAMES) == ({"beam"} if version("sglang") == "0.5.22" else set())
+    assert set(REASONING_PARSER_NAMES) <= set(FAMILIES)
 
 
 @pytest.mark.parametrize("name", sorted(set(FAMILIES) - DYNAMIC))
 def test_the_markers_are_those_of_sglangs_parser(name: str) -> None:
     from sglang.srt.parser.reasoning_parser import ReasoningParser
 
+    if name not in ReasoningParser.DetectorMap:
+        pytest.skip(f"this release of sglang has no parser {name}")
     row, detector = FAMILIES[name], ReasoningParser(name).detector
     assert (row.start, row.end) == (detector.think_start_token, detector.think_end_token)
     assert row.label == detector.think_start_self_label
@@ -117,10 +123,13 @@ def test_headers_of_harmony(tmp_path: Path) -> None:
                    "<|channel|>analysis to=python code<|message|>", "<|channel|>Analysis<|message|>",
                    "<|channel|>\u00a0analysis<|message|>", "<|channel|>\u2003\n ANALYSIS\u00a0<|message|>",
                    "<|channel|>analysis<x><|message|>", "<|channel|>analysis<|channel|>final<|message|>",
+                   "<|channel|>final<|message|>hm<|channel|>analysis<|message|>",
                    "<|channel|>analysis<|constrain|>json<|channel|>final<|message|>"):
         assert after(header)[0], header
     for header in ("<|channel|>commentary<|message|>", "<|channel|>final<|message|>", "channel analysis<|message|>",
-                   "<|channel|>an\u00a0alysis<|message|>", "<|channel|>final analysis<|message|>"):
+                   "<|channel|>an\u00a0alysis<|message|>", "<|channel|>final analysis<|message|>",
+                   "<|channel|>final<|channel|>analysis<|message|>",
+                   "<|channel|> Commentary to=f<|channel|>analysis<|message|>"):
         assert not after(header)[0], header
     assert after("<|channel|>analysis to=python code<|message|>1<|call|>")[1] & Event.IMPLICIT
     assert not after("<|channel|>analysis<|message|>1<|call|>")[1] & Event.IMPLICIT
@@ -130,6 +139,66 @@ def test_headers_of_harmony(tmp_path: Path) -> None:
 def test_white_space_ends_the_recipient_of_muse(flows: Any, space: str) -> None:
     assert seen(flows("muse"), f"<|start|>assistant to=self{space}<|message|>")[0]
     assert not seen(flows("muse"), f"<|start|>assistant to=selfish{space}<|message|>")[0]
+
+
+@pytest.mark.parametrize(("header", "thinks"), [
+    ("<|start|>assistant to=self<x><|message|>", True), ("<|start|>assistant<x> to=self<|message|>", True),
+    ("<|start|>assistant to=self<|message|>", True), ("<|start|>assistant to= to=self<|message|>", True),
+    ("<|start|>assistant to=user to=self<|message|>", False),
+    ("<|start|>assistant to=user<x> to=self<|message|>", False),
+    ("<|start|>assistant to=self to=user<|message|>", True),
+    ("<|start|>assistant<|message|>hm<|eom|><|start|>assistant to=self<|message|>", True),
+])
+def test_the_first_recipient_of_muse_counts(flows: Any, header: str, thinks: bool) -> None:
+    """As in sglang's parser."""
+    from sglang.srt.parser.reasoning_parser import ReasoningParser
+
+    assert seen(flows("muse"), header)[0] == thinks
+    assert bool(ReasoningParser("muse").detector.detect_and_parse(header + "w").reasoning_text) == thinks
+
+
+@pytest.mark.parametrize("end", ["<|end_message|>", "<|content_model_end_sampling|>"])
+def test_inkling_ends_a_message_in_two_ways(flows: Any, end: str) -> None:
+    assert not seen(flows("inkling"), "<|message_model|><|content_thinking|>v1 " + end)[0]
+
+
+K2 = [("<ifm|think>", "</ifm|think>"), ("<ifm|think_fast>", "</ifm|think_fast>"),
+      ("<ifm|think_faster>", "</ifm|think_faster>")]
+
+
+@pytest.fixture(scope="module")
+def k2(tmp_path_factory: pytest.TempPathFactory) -> Flow:
+    scripts = [[f"{n}", start, f"w{n} ", f"loop{n}", f"w{n} "] for n, (start, _) in enumerate(K2, 1)]
+    folder = build_scripted_model(tmp_path_factory.mktemp("k2"), Scripts(
+        [*scripts, *([end, "yes", EOS] for _, end in K2)], added=[text for pair in K2 for text in pair]), "")
+    return Flow(folder, "k2_horizon")
+
+
+@pytest.mark.parametrize("message", ["", "so "])
+@pytest.mark.parametrize("prompted", [0, 1, 2])
+@pytest.mark.parametrize("written", [1, 2, 3])
+def test_all_pairs_of_a_parser_open_and_end_blocks(k2: Flow, written: int, prompted: int, message: str) -> None:
+    """Whichever pair the prompt had, each block is limited and ends with its own marker."""
+    start, end = K2[prompted]
+    text = "".join(k2.respond(f"<|turn|>{start}x{end}\n{written}", 3, message=message)[0])
+    own, closing = K2[written - 1]
+    assert text == f"{own}w{written} loop{written}w{written} {message}{closing}yes{EOS}"
+
+
+def test_another_pairs_end_is_text(k2: Flow) -> None:
+    for start, end in K2:
+        assert seen(k2, start + "w " + "".join(other for _, other in K2 if other != end))[0]
+        assert not seen(k2, start + "w " + end)[0]
+
+
+@pytest.mark.parametrize(("text", "thinks"), [
+    ("<|turn|>assistant<think>", True), ("<|turn|>Model<think>", True), ("<|turn|><think>", True),
+    ("<|turn|> \n<think>", True), ("<|turn|>see: <think>", False), ("<|turn|>one two<think>", False),
+    ("assistant<think>", False),
+])
+def test_a_role_may_stand_before_a_block(tmp_path: Path, text: str, thinks: bool) -> None:
+    folder = build_scripted_model(tmp_path, Scripts([["x", EOS]], added=["<think>", "</think>"]), "")
+    assert seen(Flow(folder, "qwen3"), text)[0] == thinks
 
 
 def test_the_table_in_the_docs_has_every_row() -> None:

@@ -22,7 +22,7 @@ from scipy.stats import chi2_contingency, chisquare
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from uag_models import build_spoken_draft, build_spoken_model
 
-VOCAB, DRAWS, ROOT = 64, 20_000, 0
+VOCAB, DRAWS, ROOT = 64, 10_000, 0
 ENOUGH = 1e-3
 """Smallest p-value of two samples of one distribution; draws have a fixed seed."""
 NEUTRAL = {"temperature": 1.0, "top_k": VOCAB, "top_p": 1.0, "min_p": 0.0}

@@ -23,31 +23,18 @@ from uag_models import build_random_model
 pytestmark = pytest.mark.served
 
 SHIPPED = servers.ROOT / "sglang_ext" / "demo" / "models" / "smollm2-draft"
-NEW = 24
+NEW = 16
 TEXTS = [
-    # English
-    "The harbour office opens at half past six, and", "Once upon a time there was a fox who",
-    "Water boils at 100 degrees because", "My three favourite books are", "Dear Sir or Madam,\n\nI am writing to",
-    "Question: What is the capital of France?\nAnswer:", "The following is a list of planets:\n1. Mercury\n2.",
-    # French, German, Spanish
-    "Il était une fois une petite fille qui", "La recette de la soupe à l'oignon :", "Où est la bibliothèque ?",
-    "Der schnellste Weg von München nach Köln", "Übrigens, größere Straßen", "Wie spät ist es? Es ist",
-    "El perro de mi hermana se llama", "¿Cuántos días tiene un año?", "Mañana por la mañana iré a",
-    # Russian, Chinese, Japanese
-    "Жили-были старик и старуха", "Столица России — это", "Сколько будет два плюс два?",
-    "中国的首都是", "从前有一座山,山里有一座庙", "请用中文回答:天空为什么是蓝色的?",
-    "昔々あるところに", "東京は日本の", "こんにちは、元気ですか",
-    # code
+    "Once upon a time there was a fox who", "The following is a list of planets:\n1. Mercury\n2.",
+    "1, 1, 2, 3, 5, 8, 13,", "<|im_start|>user\nName the capital of France.<|im_end|>\n<|im_start|>assistant\n",
+    "Où est la bibliothèque ?", "Übrigens, größere Straßen", "¿Cuántos días tiene un año?",
+    "Столица России — это", "中国的首都是", "昔々あるところに",
     "def fibonacci(n):\n    if n < 2:\n        return n\n    return", "for (int i = 0; i < 10; i++) {\n\t",
-    "SELECT name, COUNT(*) FROM users WHERE", "<html>\n  <head>\n    <title>", "import numpy as np\n\nx = np.",
-    '{"name": "Ada", "age": 36, "languages": [', "#!/bin/sh\nset -e\nfor f in *.txt; do\n  ",
-    # numbers
-    "1, 1, 2, 3, 5, 8, 13,", "3.14159265358979", "2, 4, 8, 16, 32, 64, 128, 256,", "17 + 25 = 42\n18 + 25 = 43\n19",
-    "Phone: +49 (0)89 1234567890, fax: +49",
+    '{"name": "Ada", "age": 36, "languages": [', "Phone: +49 (0)89 1234567890, fax: +49",
     # emoji, and characters of several code points
-    "🎉🎉🎉 Happy birthday! 🎂", "👩‍👩‍👧‍👦 👍🏽 are emoji:", "e\u0301a\u0300 ﬁ ★☆★☆",
+    "👩‍👩‍👧‍👦 👍🏽 are emoji: 🎉🎂", "e\u0301a\u0300 ﬁ ★☆★☆",
 ]
-STORY, LIST, COUNT = TEXTS[1], TEXTS[6], TEXTS[34]
+STORY, LIST, COUNT, QUESTION = TEXTS[:4]
 SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
           "required": ["name", "age"], "additionalProperties": False}
 
@@ -63,19 +50,19 @@ def special_requests() -> dict[str, dict[str, Any]]:
     return {
         "one token": body(STORY, 1),
         "two tokens": body(STORY, 2),
-        "ignored end": body(TEXTS[5], 40, ignore_eos=True),
-        "stop string": body(STORY, 40, stop=["who", " the "]),
-        "stop in a list": body(LIST, 40, stop=["4."]),
-        "stop token": body(COUNT, 40, stop_token_ids=[42]),
+        "ignored end": body(QUESTION, ignore_eos=True),
+        "stop string": body(STORY, stop=["who", " the "]),
+        "stop in a list": body(LIST, stop=["4."]),
+        "stop token": body(COUNT, stop_token_ids=[42]),
         "logprobs": body(STORY) | logprobs,
         "logprobs of some ids": body(COUNT) | logprobs | {"token_ids_logprob": [1, 42, 300]},
-        "schema": body("A person as JSON: ", 30, json_schema=json.dumps(SCHEMA)),
-        "regex": body(COUNT, 16, regex="( [0-9]+,)+"),
-        "schema with logprobs": body("A person as JSON: ", 16, json_schema=json.dumps(SCHEMA)) | logprobs,
+        "schema": body("A person as JSON: ", 20, json_schema=json.dumps(SCHEMA)),
+        "regex": body(COUNT, regex="( [0-9]+,)+"),
+        "schema with logprobs": body("A person as JSON: ", 10, json_schema=json.dumps(SCHEMA)) | logprobs,
         "frequency penalty": body(LIST, frequency_penalty=0.7),
         "presence penalty": body(LIST, presence_penalty=0.7),
         "repetition penalty": body(LIST, repetition_penalty=1.3),
-        "minimum": body(TEXTS[5], min_new_tokens=18),
+        "minimum": body(QUESTION, min_new_tokens=12),
         "bias": body(STORY, logit_bias={"260": 4.0, "28": -100.0}),
         "custom processor": body(STORY) | {"custom_logit_processor": banned} | {
             "sampling_params": {"temperature": 0, "max_new_tokens": NEW, "custom_params": {"token_ids": [28, 260]}}},
@@ -83,7 +70,7 @@ def special_requests() -> dict[str, dict[str, Any]]:
         "tiny nucleus": body(COUNT, temperature=1.2, top_p=1e-6),
         "two samples": body(STORY, n=2),
         "again, from the prefix cache": body(STORY),
-        "a long prompt": body(" ".join(TEXTS[:24]), 16),
+        "a long prompt": body(" ".join(TEXTS), 8),
     }
 
 
@@ -96,28 +83,40 @@ def in_batches(server: servers.Server, bodies: Sequence[dict[str, Any]], size: i
 
 @dataclass(frozen=True)
 class Answers:
-    """What the server without speculation answers: to TEXTS and to SPECIAL."""
+    """A server's answers to TEXTS, in one batch, and to SPECIAL."""
 
     texts: list[Any]
     special: dict[str, Any]
+
+    @classmethod
+    def of(cls, server: servers.Server) -> Answers:
+        """All kinds at once, so that each shares its verifications with every other kind."""
+        texts = in_batches(server, [body(text) for text in TEXTS], 16)
+        return cls(texts, dict(zip(SPECIAL, in_batches(server, list(SPECIAL.values()), 16), strict=True)))
 
 
 @pytest.fixture(scope="module")
 def plain() -> Answers:
     server = servers.launch("--dtype", "float32", "--max-running-requests", "16", "--enable-custom-logit-processor")
     try:
-        texts = in_batches(server, [body(text) for text in TEXTS], 16)
-        return Answers(texts, dict(zip(SPECIAL, in_batches(server, list(SPECIAL.values()), 16), strict=True)))
+        return Answers.of(server)
     finally:
         server.stop()
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A way to serve: flags, environment, whether the draft is the shipped one."""
+    """A way to serve.
+
+    Attributes:
+        flags, environment: of the server.
+        width: 1 + the tokens of a draft.
+        shipped: whether the draft is the shipped one.
+    """
 
     flags: tuple[str, ...]
     environment: dict[str, str] = field(default_factory=dict)
+    width: int = 4
     shipped: bool = False
 
 
@@ -128,16 +127,18 @@ SETTINGS = {
     "overlap": Setting(("--chunked-prefill-size", "64"), {
         "SGLANG_EXT_UAG_OVERLAP": "1", "SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "7"}, shipped=True),
     "auto": Setting(()),
-    "shipped": Setting(FIXED, shipped=True),
+    "shipped": Setting(FIXED, width=8, shipped=True),
 }
 
 
 @dataclass
 class Served:
-    """A server with UAG, and how it is set."""
+    """A server with UAG, how it is set, and its answers."""
 
     server: servers.Server
     name: str
+    width: int
+    answers: Answers
 
 
 @pytest.fixture(scope="module", params=SETTINGS)
@@ -146,31 +147,39 @@ def served(request: pytest.FixtureRequest, plain: Answers, tmp_path_factory: pyt
     setting = SETTINGS[request.param]
     draft = SHIPPED if setting.shipped else build_random_model(tmp_path_factory.mktemp("draft"))
     server = servers.launch("--dtype", "float32", "--speculative-algorithm", "UAG", "--speculative-draft-model-path",
-                            str(draft), "--speculative-num-draft-tokens", "8", "--max-running-requests", "16",
-                            "--enable-metrics", "--enable-custom-logit-processor", *setting.flags,
-                            **setting.environment)
+                            str(draft), "--speculative-num-draft-tokens", str(setting.width),
+                            "--max-running-requests", "16", "--enable-metrics", "--enable-custom-logit-processor",
+                            *setting.flags, **setting.environment)
     try:
-        yield Served(server, request.param)
+        yield Served(server, request.param, setting.width, Answers.of(server))
     finally:
         left = server.stop()
     assert not left
 
 
-@pytest.mark.parametrize(("size", "every"), [(16, 1), (4, 2), (1, 7)])
-def test_texts_are_answered_as_without_speculation(served: Served, plain: Answers, size: int, every: int) -> None:
-    """In batches of three sizes; the answers do not depend on them."""
-    if served.name == "overlap" and size < 16:
-        pytest.skip("one batch size is enough there")
-    found = in_batches(served.server, [body(text) for text in TEXTS[::every]], size)
-    for text, got, wanted in zip(TEXTS[::every], found, plain.texts[::every], strict=True):
+def test_texts_are_answered_as_without_speculation(served: Served, plain: Answers) -> None:
+    for text, got, wanted in zip(TEXTS, served.answers.texts, plain.texts, strict=True):
         assert got["output_ids"] == wanted["output_ids"], text
         assert got["text"] == wanted["text"], text
         assert got["meta_info"]["finish_reason"] == wanted["meta_info"]["finish_reason"], text
+    found = served.answers.texts
     if served.name == "fixed":
         assert sum(result["meta_info"]["uag"]["proposed"] for result in found) > 20 * len(found)
     if served.name == "shipped":
         accepted = sum(result["meta_info"]["uag"]["accepted"] for result in found)
         assert accepted > 0.1 * sum(len(result["output_ids"]) for result in found)
+
+
+def test_answers_do_not_depend_on_the_batch(served: Served, plain: Answers) -> None:
+    """One request alone, and four beside requests that sample, that end early and that may not be drafted for."""
+    assert served.server.generate(**body(COUNT))["output_ids"] == plain.texts[2]["output_ids"]
+    mates = [body(text, 3 + 4 * i, temperature=1.0, **({"frequency_penalty": 0.5} if i % 2 else {}))
+             for i, text in enumerate(TEXTS[:4])]
+    with ThreadPoolExecutor(1) as pool:
+        others = pool.submit(served.server.generate_all, mates)
+        found = served.server.generate_all([body(text) for text in TEXTS[8:12]])
+        others.result()
+    assert [r["output_ids"] for r in found] == [r["output_ids"] for r in plain.texts[8:12]]
 
 
 def logprobs(result: dict[str, Any], name: str) -> list[Any]:
@@ -180,8 +189,7 @@ def logprobs(result: dict[str, Any], name: str) -> list[Any]:
 
 
 def test_every_kind_of_request(served: Served, plain: Answers) -> None:
-    """All at once, so that each shares its verifications with every other kind."""
-    found = dict(zip(SPECIAL, in_batches(served.server, list(SPECIAL.values()), 16), strict=True))
+    found = served.answers.special
     for name, wanted in plain.special.items():
         if served.name == "overlap" and name.endswith(("penalty", "minimum")):
             continue  # sglang forgets what it counted of a request when it is retracted, with drafts or without
@@ -197,7 +205,7 @@ LOGPROBS = ("output_token_logprobs", "output_top_logprobs", "output_token_ids_lo
 
 @pytest.mark.parametrize("name", [name for name in SPECIAL if "logprobs" in name])
 def test_logprobs(served: Served, plain: Answers, name: str) -> None:
-    got, wanted = served.server.generate(**SPECIAL[name]), plain.special[name]
+    got, wanted = served.answers.special[name], plain.special[name]
     for kind in LOGPROBS:
         assert bool(got["meta_info"].get(kind)) == bool(wanted["meta_info"].get(kind)), kind
         assert logprobs(got, kind) == pytest.approx(logprobs(wanted, kind), abs=1e-4), kind
@@ -208,7 +216,7 @@ def test_logprobs(served: Served, plain: Answers, name: str) -> None:
 def test_what_depends_on_the_whole_output_is_not_drafted_for(served: Served, name: str) -> None:
     if served.name != "fixed":
         pytest.skip("drafts are certain with fixed lengths alone")
-    uag = served.server.generate(**SPECIAL[name])["meta_info"].get("uag")
+    uag = served.answers.special[name]["meta_info"].get("uag")
     assert uag is None or (uag["proposed"], uag["draft_forwards"]) == (0, 0)
 
 
@@ -234,24 +242,13 @@ def test_a_known_prefix_is_cached_and_drafted_for(served: Served, plain: Answers
         assert result["meta_info"]["uag"]["proposed"] > 0
 
 
-def test_batch_mates_change_nothing(served: Served, plain: Answers) -> None:
-    """Beside requests that sample, that end early and that may not be drafted for."""
-    mates = [body(text, 3 + 4 * i, temperature=1.0, **({"frequency_penalty": 0.5} if i % 2 else {}))
-             for i, text in enumerate(TEXTS[:7])]
-    with ThreadPoolExecutor(1) as pool:
-        others = pool.submit(served.server.generate_all, mates)
-        found = served.server.generate_all([body(text) for text in TEXTS[16:24]])
-        others.result()
-    assert [r["output_ids"] for r in found] == [r["output_ids"] for r in plain.texts[16:24]]
-
-
 def test_counts(served: Served) -> None:
     """sglang's counts and ours are of the same drafts, and padding is none of them."""
-    for result in served.server.generate_all([body(text) for text in (STORY, LIST, COUNT)]):
-        meta = result["meta_info"]
+    for meta in (result["meta_info"] for result in served.answers.texts if len(result["output_ids"]) > 1):
         uag, histogram = meta["uag"], meta["spec_correct_drafts_histogram"]
         assert meta["spec_num_proposed_drafts"] == uag["proposed"] + uag["forced"]
-        assert meta["spec_num_correct_drafts"] == uag["accepted"] <= uag["proposed"] <= 7 * uag["rounds"]
+        assert meta["spec_num_correct_drafts"] == uag["accepted"] <= uag["proposed"]
+        assert uag["proposed"] <= (served.width - 1) * uag["rounds"]
         assert sum(histogram) == meta["spec_verify_ct"]
         assert sum(i * n for i, n in enumerate(histogram)) == meta["spec_num_correct_drafts"]
         assert uag["rejections"]["verification"] == uag["proposed"] - uag["accepted"]

@@ -13,7 +13,7 @@ from uag_tokenizers import ABLE, WITH_ALL_BYTES, byte_level, text, tokenizer, vo
 
 from sglang_ext.uag.vocabulary import Untranslatable, Vocabulary, incomplete
 
-FEW = settings(max_examples=60, deadline=None)
+FEW = settings(max_examples=30, deadline=None)
 
 
 @pytest.mark.parametrize("name", WITH_ALL_BYTES)
@@ -72,7 +72,7 @@ def test_start_of_text_is_the_tokenizers_own(name: str, body: str) -> None:
 
 @pytest.mark.parametrize("name", ABLE)
 @given(first=text(), rest=text(4), start=st.booleans())
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_a_boundary_is_for_good(name: str, first: str, rest: str, start: bool) -> None:
     """Text to come changes no id before it, and what follows is encoded alone as in its context."""
     known = vocabulary(name)

@@ -97,14 +97,14 @@ class WarmPython:
 
 
 @cache
-def _connection() -> socket.socket:
-    """This process's connection to the one that forks."""
+def _connection(hooked: bool) -> socket.socket:
+    """This process's connection to the one that forks, before our hooks are applied or after."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
     deadline = time.monotonic() + 60
     while True:
         try:
-            connection.connect(os.environ[ADDRESS_VARIABLE])
+            connection.connect(os.environ[ADDRESS_VARIABLE] + (".hooked" if hooked else ""))
             return connection
         except OSError:
             if time.monotonic() > deadline:
@@ -113,11 +113,15 @@ def _connection() -> socket.socket:
 
 
 def start(arguments: Sequence[str], environment: Mapping[str, str], stdout: IO[bytes], stderr: IO[bytes]) -> Program:
-    """Start `python ARGUMENTS` in the project's folder: `[-W FILTER] (FILE | -m MODULE | -c CODE) ...`."""
+    """Start `python ARGUMENTS` in the project's folder: `[-W FILTER] (FILE | -m MODULE | -c CODE) ...`.
+
+    `launch.py` finds our hooks applied, as it would apply them itself; unless its plugins are chosen, when it may not.
+    """
+    hooked = arguments[0] == "launch.py" and "SGLANG_PLUGINS" not in environment
     told, its = socket.socketpair()
     message = json.dumps({"arguments": list(arguments), "environment": dict(environment)}).encode()
     with its:
-        socket.send_fds(_connection(), [message], [stdout.fileno(), stderr.fileno(), its.fileno()])
+        socket.send_fds(_connection(hooked), [message], [stdout.fileno(), stderr.fileno(), its.fileno()])
     try:
         return Program(told)
     except RuntimeError:

@@ -1,16 +1,18 @@
 """The program behind `warm_python.WarmPython`: it imports sglang once, then forks for each Python program it is asked
 for.
 
-`warm_python_main.py ADDRESS`: it listens on a Unix socket and imports when somebody connects. Each message is a JSON
-object `{"arguments", "environment"}` with three file descriptors: the program's stdout and stderr, and a socket on
-which the program's pid and, at its end, its return code as `subprocess.Popen` has it are told, each in eight bytes. The
-end of a connection ends its programs, and the end of stdin ends all.
+`warm_python_main.py ADDRESS`: it listens on two Unix sockets, ADDRESS and ADDRESS.hooked, and imports when somebody
+connects. Programs asked for at the second one find this package's hooks applied, too. Each message is a JSON object
+`{"arguments", "environment"}` with three file descriptors: the program's stdout and stderr, and a socket on which the
+program's pid and, at its end, its return code as `subprocess.Popen` has it are told, each in eight bytes. The end of a
+connection ends its programs, and the end of stdin ends all.
 
 sglang spawns its processes. Here they are forked too, so that they need not import anything either.
 """
 
 from __future__ import annotations
 
+import atexit
 import gc
 import importlib
 import json
@@ -23,10 +25,12 @@ import signal
 import socket
 import struct
 import sys
+import threading
+import traceback
 import types
 import warnings
 from contextlib import suppress
-from typing import Any
+from typing import Any, NoReturn
 
 import psutil
 import uvicorn._subprocess
@@ -95,6 +99,12 @@ class _Programs:
                         process.kill()
 
 
+def apply_hooks() -> None:
+    """Do what a process of ours does first: look for each hooked name in every module that is imported."""
+    importlib.import_module("sglang.srt.plugins").load_plugins()
+    importlib.import_module("sglang.srt.entrypoints.http_server")
+
+
 def serve(listening: socket.socket) -> tuple[dict[str, Any], int, int] | None:
     """Fork for each request; in a program's process, return what it is to run."""
     programs, connections = _Programs(), list[socket.socket]()
@@ -158,6 +168,25 @@ def run_program(arguments: list[str], environment: dict[str, str], stdout: int, 
         runpy.run_path(kind, run_name="__main__")
 
 
+def run_to_its_end(arguments: list[str], environment: dict[str, str], stdout: int, stderr: int) -> NoReturn:
+    """Run a program and end its process as Python does, but without taking all modules apart, which takes a second."""
+    status: Any = None
+    try:
+        run_program(arguments, environment, stdout, stderr)
+    except SystemExit as ended:
+        status = ended.code
+    except Exception:
+        traceback.print_exc()
+        status = 1
+    if status is not None and not isinstance(status, int):
+        print(status, file=sys.stderr)
+        status = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    os._exit((status or 0) & 0xFF)
+
+
 def _reread() -> None:
     from sglang.srt.environ import envs
     from sglang.srt.managers import scheduler
@@ -176,18 +205,28 @@ def _fork_instead_of_spawning() -> None:
     multiprocessing.context.DefaultContext.set_start_method = keep  # type: ignore[method-assign]
 
 
-def main(address: str) -> None:
+def listen(address: str) -> socket.socket:
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listening.bind(address)
     listening.listen()
-    if sys.stdin in select.select([listening, sys.stdin], [], [])[0]:
+    return listening
+
+
+def main(address: str) -> None:
+    plain, hooked = listen(address), listen(address + ".hooked")
+    if sys.stdin in select.select([plain, hooked, sys.stdin], [], [])[0]:
         return
     import_sglang()
+    if os.fork():
+        hooked.close()
+    else:
+        plain.close()
+        apply_hooks()
     gc.freeze()
-    program = serve(listening)
+    program = serve(plain if hooked.fileno() < 0 else hooked)
     if program is not None:
         asked, stdout, stderr = program
-        run_program(asked["arguments"], asked["environment"], stdout, stderr)
+        run_to_its_end(asked["arguments"], asked["environment"], stdout, stderr)
 
 
 if __name__ == "__main__":

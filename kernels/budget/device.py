@@ -158,8 +158,7 @@ def consume(row, entry, cursor, reason, program, tables):
     outcome = tl.where(closed, tl.where(forcing, reason, own_end), row.outcome)
     outcome = tl.where((auto & INSIDE) != 0, STILL_OPEN, outcome)
     flags = tl.where(closed, tl.where(forcing, flags | FORCED_END, flags & ~FORCED_END), flags)
-    wall = tl.load(tables.end_start + (auto & STATE_MASK), mask=ours, other=0)
-    wall = tl.where(ours, wall, row.wall)
+    wall = tl.where(ours, 0, row.wall)
     cursor = tl.where(ours & ((flags & NO_BREAK) != 0), NOT_FORCING, cursor)
 
     upcoming = tl.load(program + cursor, mask=forcing & (cursor != NOT_FORCING), other=PROGRAM_END)
@@ -172,7 +171,8 @@ def consume(row, entry, cursor, reason, program, tables):
     in_grace = may_arm & ~at_wall & ~forcing & (used >= row.grace) & ((auto & LINE_END) != 0)
     arms = at_wall | in_grace
     rest = tl.load(tables.end_cursor + (auto & STATE_MASK), mask=arms, other=0)
-    cursor = tl.where(arms, tl.where(rest != 0, rest, wall), cursor)
+    whole = wall + tl.load(tables.end_start + (auto & STATE_MASK), mask=arms, other=0)
+    cursor = tl.where(arms, tl.where(rest != 0, rest, whole), cursor)
     reason = tl.where(at_wall, BY_WALL, tl.where(in_grace, BY_GRACE, reason))
     return Row(auto, used, cursor, outcome, row.forced + forcing.to(tl.int32), reason, flags, wall, row.most,
                row.least, row.grace, total, row.last)

@@ -14,6 +14,14 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..entries import AUTO_MASK as AUTO_MASK
+from ..entries import INSIDE as INSIDE
+from ..entries import LINE_END as LINE_END
+from ..entries import PENDING as PENDING
+from ..entries import STATE_MASK as STATE_MASK
+from ..entries import THINKING as THINKING
+from ..entries import Event as Event
+
 
 class Word(IntEnum):
     """Column of `BudgetState.words`. Columns up to `FLAGS` and `TOTAL` change with every token, the others only on
@@ -27,7 +35,7 @@ class Word(IntEnum):
     FORCED = 4  # ids written by the budget so far
     REASON = 5  # Outcome that the end being forced will have
     FLAGS = 6  # Flag
-    WALL = 7  # index into `program` of what is forced at the wall: message, end marker, line break
+    WALL = 7  # index into `program` of what is forced at the wall: message, end marker, line break; plus `end_start`
     MAX = 8  # most tokens inside thinking, or NO_LIMIT
     MIN = 9  # the end cannot be chosen while USED is below this
     GRACE = 10  # from this USED on, the first line end closes the block, or NO_LIMIT
@@ -42,26 +50,7 @@ NO_LIMIT = 2**31 - 1
 PROGRAM_END = -1  # terminates a forced sequence in `program`
 KEEP = -1  # as the wall of an end that is asked for: the row's own
 
-STATE_MASK = 0xFFFF
-INSIDE = 1 << 16  # automaton word: a thinking block is open
-LINE_END = 1 << 17  # automaton word: the last byte was a line feed
-PENDING = 1 << 18  # automaton word: a block opens with whatever comes next
-THINKING = INSIDE | PENDING  # automaton word: what comes next is thinking, unless it says otherwise
 NEAR = 3  # tokens from the wall on which no character may be begun that cannot be completed: a character has 4 bytes
-
-
-class Event(IntFlag):
-    """What one token does, in the entries of `Tables.step`, above the automaton word it leads to."""
-
-    OPEN = 1 << 20  # the token completes a start marker and a block opens
-    CLOSE = 1 << 21  # the token completes the end marker of an open block
-    IMPLICIT = 1 << 22  # the token completes an implicit end marker of an open block
-    END_OUTSIDE = 1 << 23  # the token completes an end marker right behind an end
-    EOS = 1 << 24  # the token ends the response
-    BEGIN = 1 << 25  # the token opens a block by itself, without a start marker, and is part of it
-
-
-AUTO_MASK = STATE_MASK | THINKING | LINE_END
 
 
 class Flag(IntFlag):
@@ -113,7 +102,7 @@ class Tables:
     token_class: torch.Tensor  # [vocab] int32, behaviour class of a token; ids beyond are class 0, inert
     step: torch.Tensor  # [states * classes] int32, automaton word after the token, with its events
     end_cursor: torch.Tensor  # [states] int32, program index that completes a half-written end marker, else 0
-    end_start: torch.Tensor  # [states] int32, program index of the end that the state's blocks have
+    end_start: torch.Tensor  # [states] int32, how far behind the first end the one of the state's blocks is forced
     ban_start: torch.Tensor  # [states + 1] int32, offsets into ban_ids
     ban_ids: torch.Tensor  # [n] int32, ids that would end the block (inside) or write the end marker (outside)
     cut_start: torch.Tensor  # [states * NEAR + 1] int32, offsets into cut_ids, by state and tokens left until the wall
@@ -156,8 +145,8 @@ class BudgetState:
     """Slot-indexed state. A recycled slot is overwritten whole.
 
     `program` holds forced sequences, each terminated by PROGRAM_END: first the shared ones (index 0: the end marker
-    and what follows it; then those of other pairs of markers, and what completes a half-written marker), then `stride`
-    ids for each slot.
+    and what follows it; then those of other pairs of markers, each at its `Tables.end_start`, and what completes a
+    half-written marker), then `stride` ids for each slot, laid out in the same way.
     """
 
     words: torch.Tensor  # [slots, WORDS] int32

@@ -119,9 +119,10 @@ def _lose(logits: MutableSequence[float], ids: Sequence[int], lost: float) -> No
 
 
 def force_cursor(row: Sequence[int], tables: HostTables, message: bool) -> int:
-    """Where forcing starts: the rest of what stands half-written, else the row's message (or nothing) and the end."""
-    rest = int(tables.end_cursor[row[Word.AUTO] & STATE_MASK])
-    return rest or (row[Word.WALL] if message else int(tables.end_start[row[Word.AUTO] & STATE_MASK]))
+    """Where forcing starts: the rest of what stands half-written, else the row's message (or nothing) and the end, the
+    one that the block has."""
+    state = row[Word.AUTO] & STATE_MASK
+    return int(tables.end_cursor[state]) or (row[Word.WALL] if message else 0) + int(tables.end_start[state])
 
 
 def arm(row: MutableSequence[int], tables: HostTables, chosen: bool) -> None:
@@ -205,7 +206,7 @@ def _note_outcome(row: MutableSequence[int], step: int, forcing: bool, tables: H
         if forcing:
             row[Word.OUTCOME] = row[Word.REASON]
             row[Word.FLAGS] |= Flag.FORCED_END
-            row[Word.WALL] = int(tables.end_start[step & STATE_MASK])
+            row[Word.WALL] = 0
             if row[Word.FLAGS] & Flag.NO_BREAK:
                 row[Word.CURSOR] = NOT_FORCING
         else:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
-from .automaton import Automaton
+from .automaton import MESSAGE_IDS, Automaton
 from .contract import UNLIMITED, BudgetError, Limits, ThinkBudget, one_of, shown
 from .families import PLAIN, Family
 from .kernels.layout import (
@@ -16,7 +16,6 @@ from .kernels.layout import (
     NO_LIMIT,
     NOT_FORCING,
     PENDING,
-    PROGRAM_END,
     THINKING,
     WORDS,
     Event,
@@ -29,8 +28,6 @@ from .prompt import Request, Start, start_of
 
 UNKNOWN_MARKERS = ("this model's thinking markers are unknown (the server can be told with --reasoning-parser, or "
                    "--think-start and --think-end)")
-MESSAGE_IDS = 512
-"""Longest stop message, in ids."""
 
 
 @dataclass
@@ -44,7 +41,7 @@ class RequestRow:
         shared: length of the shared sequences.
         stride: room for a request's own sequence in a slot.
         budget: what it was made of.
-        pair: the pair of markers that the response has.
+        pair: the pair of markers that the response starts with.
         latest: [WORDS] after `latest_length` output tokens, as they stood in whatever slot it was.
     """
 
@@ -167,9 +164,7 @@ class Admission:
         """Most ids of one request's own forced sequence, terminator included."""
         if self.automaton is None:
             return MESSAGE_IDS + 1
-        ends = [len(self.end_ids(pair)) for pair in range(len(self.automaton.pairs))]
-        starts = [len(self.start_ids(pair)) for pair in range(len(self.automaton.pairs))]
-        return MESSAGE_IDS + max(starts) + max(ends)
+        return self.automaton.spacing * len(self.automaton.pairs)
 
     def admit(self, given: list[tuple[str, Any]], max_new_tokens: int | None) -> ThinkBudget | None:
         """The budget of a request, or None if it has none and the server sets none.
@@ -207,21 +202,6 @@ class Admission:
         start = self.start(prompt)
         return start is not None and start.open
 
-    def end_ids(self, pair: int) -> list[int]:
-        """Ids that end a block of a pair of markers, terminator included."""
-        assert self.automaton is not None
-        program, begin = self.automaton.program, self.automaton.ends[pair]
-        return program[begin : program.index(PROGRAM_END, begin) + 1]
-
-    def start_ids(self, pair: int) -> tuple[int, ...]:
-        """Ids that open a block; none where the vocabulary cannot write them."""
-        assert self.automaton is not None
-        vocabulary, markers = self.automaton.vocabulary, self.automaton.pairs[pair]
-        try:
-            return vocabulary.ids_of(markers.start) + vocabulary.ids_of(markers.label)
-        except ValueError:
-            return ()
-
     def message_ids(self, budget: ThinkBudget, message: str | None = None,
                     name: str = "think_budget") -> tuple[int, ...]:
         """Ids of the stop message that is given, else of the budget's.
@@ -248,7 +228,7 @@ class Admission:
         if len(ids) > MESSAGE_IDS:
             raise ValueError(f"{len(ids)} tokens is too long; accepted: at most {MESSAGE_IDS} tokens")
         closing = [*ids, *vocabulary.end_ids]
-        held = any(i.marker in text.encode() for pair in pairs for i in pair.implicit)
+        held = any(end in text.encode() for pair in pairs for end in (pair.end, *(i.marker for i in pair.implicit)))
         for i, events in enumerate(self._events_inside(closing)):
             if held or bool(events & (Event.CLOSE | Event.IMPLICIT)) != (i == len(closing) - 1):
                 raise ValueError("holds a marker that ends thinking; the end marker is added by itself")
@@ -294,7 +274,8 @@ class Admission:
 
     def closing(self, budget: ThinkBudget) -> int:
         """How many ids closing a block takes: message, end marker, line break."""
-        return len(self.message_ids(budget)) + len(self.end_ids(0)) - 1
+        assert self.automaton is not None
+        return len(self.message_ids(budget)) + len(self.automaton.end_ids(0)) - 1
 
     def row(self, budget: ThinkBudget, prompt: Sequence[int], max_new_tokens: int | None, *, ignore_eos: bool = False,
             grammar: bool = False, request: Request | None = None) -> RequestRow:
@@ -329,11 +310,26 @@ class Admission:
         words[Word.FLAGS] = flags
         message, shared = self.message_ids(budget), len(automaton.program)
         # Where the block is implied and closes at once, its start is written too.
-        unsaid = self.start_ids(start.pair) if start.word & PENDING and tokens_left(words) <= 0 else ()
-        program = [*unsaid, *message, *self.end_ids(start.pair)] if message or unsaid else []
-        words[Word.WALL] = shared if program else automaton.ends[start.pair]
+        unsaid = start.word & PENDING and tokens_left(words) <= 0
+        program = self.program(message, start.pair if unsaid else None)
+        words[Word.WALL] = shared if program else 0
         arm(words, automaton, chosen=False)
         return RequestRow(words, program, shared, self.stride, budget, start.pair)
+
+    def program(self, message: Sequence[int], unsaid: int | None = None) -> list[int]:
+        """A request's own forced sequence: for each pair of markers, what ends its blocks, with a message before it;
+        empty where that is the shared one.
+
+        Args:
+            unsaid: the pair whose start is to be written too; None: none.
+        """
+        assert self.automaton is not None
+        automaton = self.automaton
+        start = automaton.start_ids(unsaid) if unsaid is not None else ()
+        if not message and not start:
+            return []
+        return automaton.side_by_side([[*(start if pair == unsaid else ()), *message, *automaton.end_ids(pair)]
+                                       for pair in range(len(automaton.pairs))])
 
     def rebuilt(self, row: RequestRow, output: Sequence[int]) -> list[int]:
         """Slot-free words after `output`: the ones noted while it was produced, and a replay of the ids since then.

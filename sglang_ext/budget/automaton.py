@@ -18,7 +18,10 @@ from .byte_states import Inside, Pending
 from .kernels.layout import NEAR, PROGRAM_END, STATE_MASK, THINKING, Event
 from .lift import Lifted, lift
 
-__all__ = ["Automaton", "ByteAutomaton", "ImplicitEnd", "Markers", "Vocabulary"]
+__all__ = ["MESSAGE_IDS", "Automaton", "ByteAutomaton", "ImplicitEnd", "Markers", "Vocabulary"]
+
+MESSAGE_IDS = 512
+"""Longest stop message, in ids."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,7 @@ class Automaton:
 
     Args:
         pairs: the pairs of markers that a response of the model may have, the usual one first; or that one.
+        room: most ids of a request's own message.
 
     Attributes:
         token_class: [vocab] int32.
@@ -104,12 +108,13 @@ class Automaton:
         cut_start: [states * NEAR + 1] int32.
         ban_ids, cut_ids, eos_ids: int32.
         program: the shared forced sequences, each with its terminator; index 0 is the end marker and what follows it.
-        ends: for each pair, where in it its end marker and what follows it begin.
+        spacing: from one pair's sequence to the next one's, in it and in a request's own.
         bytewise: the automaton on bytes.
     """
 
-    def __init__(self, pairs: Markers | Sequence[Markers], vocabulary: Vocabulary) -> None:
-        self.pairs = (pairs,) if isinstance(pairs, Markers) else tuple(pairs)
+    def __init__(self, pairs: Markers | Sequence[Markers], vocabulary: Vocabulary, room: int = MESSAGE_IDS) -> None:
+        stops = [vocabulary.pieces[i] for i in vocabulary.eos_ids]
+        self.pairs = tuple(pair.without_stops(stops) for pair in ((pairs,) if isinstance(pairs, Markers) else pairs))
         self.markers = self.pairs[0]
         self.vocabulary = vocabulary
         self.bytewise = ByteAutomaton(self.pairs, self.markers.anywhere and not self._opens_by_id())
@@ -118,8 +123,10 @@ class Automaton:
         self.eos_ids = np.array(vocabulary.eos_ids, dtype=np.int32)
         self.ban_start, self.ban_ids = _joined(self._bans(lifted))
         self.cut_start, self.cut_ids = _joined(self._cuts(lifted))
-        self.program, self.ends = self._ends()
-        self.end_start = np.array([self.ends[self.bytewise.pair_of(s)] for s in self.bytewise.states], np.int32)
+        ends, starts = ([of(pair) for pair in range(len(self.pairs))] for of in (self.end_ids, self.start_ids))
+        self.spacing = room + max(map(len, starts)) + max(map(len, ends))
+        self.program = self.side_by_side(ends)
+        self.end_start = np.array([self.spacing * self.bytewise.pair_of(s) for s in self.bytewise.states], np.int32)
         self.end_cursor = self._cursors()
 
     @property
@@ -167,14 +174,22 @@ class Automaton:
             for left in range(1, NEAR + 1):
                 yield lifted.ids_of((missing >= left) & bool(word & THINKING))
 
-    def _ends(self) -> tuple[list[int], list[int]]:
-        v = self.vocabulary
-        program = [*v.end_ids, *v.break_ids, PROGRAM_END]
-        ends = [0]
-        for pair in self.pairs[1:]:
-            ends.append(len(program))
-            program += [*v.ids_of(pair.end), *v.break_ids, PROGRAM_END]
-        return program, ends
+    def end_ids(self, pair: int) -> list[int]:
+        """Ids that end a block of a pair of markers, terminator included."""
+        return [*self._marker_ids(pair), *self.vocabulary.break_ids, PROGRAM_END]
+
+    def start_ids(self, pair: int) -> tuple[int, ...]:
+        """Ids that open a block; none where the vocabulary cannot write them."""
+        v, markers = self.vocabulary, self.pairs[pair]
+        try:
+            return v.ids_of(markers.start) + v.ids_of(markers.label)
+        except ValueError:
+            return ()
+
+    def side_by_side(self, sequences: Sequence[Sequence[int]]) -> list[int]:
+        """Sequences of all pairs, each with its terminator, as a program has them."""
+        padded = [[*ids, *[PROGRAM_END] * (self.spacing - len(ids))] for ids in sequences[:-1]]
+        return [i for ids in [*padded, sequences[-1]] for i in ids]
 
     def _cursors(self) -> np.ndarray:
         """For each state, where in the program the rest of what stands half-written begins, the end behind it; else 0.
@@ -189,8 +204,8 @@ class Automaton:
             rest = b""
             if isinstance(state, Inside) and state.end in self._seams(pair):
                 rest = self.pairs[pair].end[state.end :]
-            elif isinstance(state, Pending) and state.expected and state.expected == self.pairs[pair].label:
-                rest = state.expected[state.written :] + self.pairs[pair].end
+            elif isinstance(state, Pending) and not state.spaced:
+                rest = self.pairs[pair].label.removeprefix(state.written) + self.pairs[pair].end
             if not rest:
                 continue
             if (pair, rest) not in places:
@@ -200,12 +215,12 @@ class Automaton:
             cursor[number] = places[pair, rest]
         return cursor
 
-    def _end_ids(self, pair: int) -> tuple[int, ...]:
+    def _marker_ids(self, pair: int) -> tuple[int, ...]:
         return self.vocabulary.ids_of(self.pairs[pair].end) if pair else self.vocabulary.end_ids
 
     def _seams(self, pair: int) -> set[int]:
         """How many bytes of an end marker may stand written for the rest to be forced alone."""
-        v, ids = self.vocabulary, self._end_ids(pair)
+        v, ids = self.vocabulary, self._marker_ids(pair)
         if len(ids) > 1 and ids[0] not in v.header_ids:
             return set(range(1, len(self.pairs[pair].end)))
         return {sum(len(v.pieces[i]) for i in ids[:k]) for k in range(1, len(ids))}
@@ -213,7 +228,7 @@ class Automaton:
     def _rest(self, pair: int, rest: bytes) -> list[int]:
         """Ids that write the last bytes of an end marker, its own pieces where they fit, or text and all of it; none
         where the vocabulary cannot write them."""
-        v, end, ids = self.vocabulary, self.pairs[pair].end, self._end_ids(pair)
+        v, end, ids = self.vocabulary, self.pairs[pair].end, self._marker_ids(pair)
         offset = 0
         for i, token in enumerate(ids):
             if end[offset:] == rest:

@@ -18,9 +18,20 @@ from typing import Any
 
 import numpy as np
 
-from .byte_rules import NEWLINE, Begun, Headers, Markers, Matcher, byte_kinds, solid, space_after, still_missing
-from .byte_states import FRESH, HERE, NOWHERE, Call, Inside, Outside, Pending, State
-from .kernels.layout import INSIDE, LINE_END, PENDING, STATE_MASK, Event
+from .byte_rules import (
+    NEWLINE,
+    Begun,
+    Headers,
+    Markers,
+    Matcher,
+    begins_a_name,
+    byte_kinds,
+    solid,
+    space_after,
+    still_missing,
+)
+from .byte_states import FRESH, HERE, NOWHERE, ROLE, TURN, Call, Inside, Outside, Pending, State
+from .entries import INSIDE, LINE_END, PENDING, STATE_MASK, Event
 
 EVENTS = Event.OPEN | Event.CLOSE | Event.IMPLICIT | Event.END_OUTSIDE | Event.BEGIN
 
@@ -48,7 +59,8 @@ class ByteAutomaton:
         self.rules = rules = list(dict.fromkeys(r for pair in self._pairs for r in (pair.without_tools(), pair)))
         self._everywhere = everywhere
         self._ends = [Matcher(r.end) for r in rules]
-        self._headers = [Headers(r) for r in rules]
+        self._siblings = self._families()
+        self._headers = [Headers([rules[i] for i in siblings]) for siblings in self._siblings]
         self._answers = [solid(r.line_break) for r in rules]
         self._index: dict[State, int] = {}
         self.states: list[State] = []
@@ -58,6 +70,14 @@ class ByteAutomaton:
         self._explore()
         first = self.number_of(0, tools=True)
         self.response_start, self.block_start = (self._index[s] for s in (self.start_of(first), self.block_of(first)))
+
+    def _families(self) -> list[tuple[int, ...]]:
+        """For each of the rules, those of a request that has them: its own, then those of the other pairs."""
+        found: dict[int, tuple[int, ...]] = {}
+        for tools in (False, True):
+            numbers = [self.number_of(pair, tools) for pair in range(len(self._pairs))]
+            found |= {r: (r, *(n for n in numbers if n != r)) for r in numbers}
+        return [found[r] for r in range(len(self.rules))]
 
     def _explore(self) -> None:
         kinds, spread = np.unique(byte_kinds(self.rules), return_inverse=True)
@@ -75,7 +95,7 @@ class ByteAutomaton:
         """The state around a control token. A character that is not complete is none, so no white space either."""
         if not isinstance(state, Outside):
             return state
-        return replace(state, place=FRESH, space=b"", behind=-1 if state.space else state.behind)
+        return replace(state, place=TURN, space=b"", behind=-1 if state.space else state.behind)
 
     def _shrink(self, after: np.ndarray, events: np.ndarray, control: np.ndarray, spread: np.ndarray) -> None:
         """Make one state of those that nothing tells apart (Moore's algorithm); number them, and write the tables.
@@ -125,7 +145,7 @@ class ByteAutomaton:
 
     def implied_of(self, rules: int) -> State:
         """The same where what comes is thinking unless a start marker says where it begins."""
-        return Pending(rules, self.rules[rules].start)
+        return Pending(rules, tuple(self.rules[r].start for r in self._siblings[rules]))
 
     def block_of(self, rules: int, call: bool = False) -> State:
         """Right behind a start marker and its label."""
@@ -172,20 +192,33 @@ class ByteAutomaton:
     def _outside(self, state: Outside, byte: int) -> tuple[State, Event]:
         r, markers = state.rules, self.rules[state.rules]
         fresh = self._everywhere or (state.place != NOWHERE and not state.space)
-        heads, (opened, call) = self._headers[r].step(state.heads, fresh, byte)
-        if opened:
-            return self._opened(r, call), Event.OPEN
+        heads, opened = self._headers[r].step(state.heads, fresh, byte)
+        if opened is not None:
+            return self._opened(self._siblings[r][opened.pair], opened.call), Event.OPEN
         end, ended = self._ends[r].step(state.end, byte)
         if ended:
             again = self._behind(state, byte, state.end + 1, False) >= 0
             return Outside(r, heads, behind=0 if again else -1), Event.END_OUTSIDE if again else Event(0)
         space = space_after(state.space, byte)
-        place = FRESH if state.place == FRESH and space is not None else HERE if byte == NEWLINE else NOWHERE
+        place = self._place(state.place, space is not None, byte)
         half = space if place == FRESH and space is not None else b""
         behind = self._behind(state, byte, end, space is not None)
         if markers.line_break and behind and behind == len(self._answers[r]) > state.behind:
             place, half = FRESH, b""
         return Outside(r, heads, place, half, end, behind), Event(0)
+
+    @staticmethod
+    def _place(place: int, space: bool, byte: int) -> int:
+        """Where an opening may begin behind one more byte.
+
+        Args:
+            space: the byte goes on with white space.
+        """
+        if space and place in (FRESH, TURN):
+            return FRESH
+        if place in (TURN, ROLE) and begins_a_name(byte):
+            return ROLE
+        return HERE if byte == NEWLINE else NOWHERE
 
     def _behind(self, state: Outside, byte: int, end: int, space: bool) -> int:
         """Whether this still stands right behind an end: white space and the answer's header, and the beginning of an
@@ -194,7 +227,7 @@ class ByteAutomaton:
         alone = not state.space or state.end == len(state.space)  # no other byte than the end marker's stands there
         if written < 0:
             return -1
-        if written < len(answer) and answer[written] == byte and (written or not state.end):
+        if written < len(answer) and answer[written] == byte and (written or not (state.end or state.space)):
             return written + 1
         if 0 < written < len(answer):  # no header; it may be the beginning of an end marker
             return 0 if end == written + 1 else -1
@@ -204,38 +237,38 @@ class ByteAutomaton:
 
     def _opened(self, rules: int, call: bool = False) -> State:
         label = self.rules[rules].label
-        return Pending(rules, label, spaced=False) if label else self.block_of(rules, call)
+        return Pending(rules, (label,), spaced=False) if label else self.block_of(rules, call)
 
     def _closed(self, rules: int) -> State:
         return Outside(rules, behind=-1 if self.rules[rules].shared_end else 0)
 
     def _pending(self, state: Pending, byte: int) -> tuple[State, Event]:
-        r = state.rules
-        if state.written < len(state.expected) and not state.space and state.expected[state.written] == byte:
-            if state.written + 1 < len(state.expected):
-                return replace(state, written=state.written + 1), Event(0)
-            if state.expected == self.rules[r].label:
+        r, written = state.rules, state.written + bytes([byte])
+        if not state.space and any(text.startswith(written) for text in state.expected):
+            if written not in state.expected:
+                return replace(state, written=written), Event(0)
+            if not state.spaced:
                 return self.block_of(r), Event(0) | Event.OPEN
-            return self._opened(r), Event.OPEN
-        written = bytes([*state.expected[: state.written], *state.space, byte])
-        waits = self._waits(state, written) if state.spaced else None
+            return self._opened(self._siblings[r][state.expected.index(written)]), Event.OPEN
+        stands = state.written + state.space + bytes([byte])
+        waits = self._waits(state, stands) if state.spaced else None
         if waits is not None:
             return waits, Event(0)
         after, events = self.block_of(r), Event.BEGIN
-        for each in written:
+        for each in stands:
             after, more = self._step(after, each)
             events |= more
         return after, events
 
-    def _waits(self, state: Pending, written: bytes) -> Pending | None:
+    def _waits(self, state: Pending, stands: bytes) -> Pending | None:
         """The state if what stands there is white space, and behind it the beginning of what is expected; else None."""
         space: bytes | None = b""
-        for i, byte in enumerate(written):
+        for i, byte in enumerate(stands):
             space = space_after(space, byte) if space is not None else None
-            rest = written[i + 1 :]
-            if space == b"" and len(rest) < len(state.expected or b" ") and state.expected.startswith(rest):
-                return replace(state, written=len(rest), space=b"")
-        return replace(state, written=0, space=space) if space is not None else None
+            rest = stands[i + 1 :]
+            if space == b"" and (not rest or any(text.startswith(rest) for text in state.expected)):
+                return replace(state, written=rest, space=b"")
+        return replace(state, written=b"", space=space) if space is not None else None
 
     def _inside(self, state: Inside, byte: int) -> tuple[State, Event]:
         r = state.rules
@@ -256,4 +289,4 @@ class ByteAutomaton:
     def _call(self, state: Call, byte: int) -> tuple[State, Event]:
         until = self.rules[state.rules].implicit[state.which].until
         at, done = Matcher(until).step(state.until, byte)
-        return Pending(state.rules, b"") if done else replace(state, until=at), Event(0)
+        return Pending(state.rules) if done else replace(state, until=at), Event(0)

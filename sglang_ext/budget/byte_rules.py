@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from .families import Family, Gap, Opening, Word
 
@@ -49,7 +50,7 @@ class ImplicitEnd:
             else:
                 grown |= {(i, 1) for i, head in enumerate(self.heads) if head[0] == byte}
                 grown |= {whole + 1} if byte in SPACES else set()
-                if self.name and k == whole and _begins_a_name(byte):
+                if self.name and k == whole and begins_a_name(byte):
                     return frozenset(), True
         ended = any(isinstance(k, tuple) and k[1] == len(self.heads[k[0]]) for k in grown)
         ended |= whole in grown and not self.heads and not self.name
@@ -105,14 +106,13 @@ class Markers:
             for start, end in ((family.start, family.end), *family.more)
         )
 
+    def without_stops(self, stops: Sequence[bytes]) -> Markers:
+        """The same for a model that ends its responses with these texts."""
+        return replace(self, implicit=tuple(i for i in self.implicit if i.in_calls or i.marker not in stops))
+
     def without_tools(self) -> Markers:
         """The same for a request that has no tools."""
         return replace(self, implicit=tuple(i for i in self.implicit if not i.with_tools))
-
-    @property
-    def first_literals(self) -> tuple[bytes, ...]:
-        """What openings begin with."""
-        return (self.start, *(str(o.parts[0]).encode() for o in self.openings))
 
 
 def failure(pattern: bytes) -> list[int]:
@@ -125,6 +125,13 @@ def failure(pattern: bytes) -> list[int]:
         k += pattern[i] == pattern[k]
         table[i] = k
     return table
+
+
+class Opened(NamedTuple):
+    """What a complete opening opens: a block of which pair, and whether its header names a recipient."""
+
+    pair: int
+    call: bool
 
 
 class Matcher:
@@ -142,15 +149,23 @@ class Matcher:
 
 
 class Headers:
-    """The openings of a pair of markers, as a machine over bytes that follows all of them at once."""
+    """The openings of the pairs of markers that a request may have, as a machine over bytes that follows all of them at
+    once.
 
-    def __init__(self, markers: Markers) -> None:
-        plain = Opening((markers.start.decode(),))
-        self._openings = [(self._items(o), o.call) for o in (plain, *markers.openings)]
-        self._settled = [self._last_gap(items) if call else () for items, call in self._openings]
+    Args:
+        pairs: the pair of a state's last block first; the other headers are the same for all.
+    """
+
+    def __init__(self, pairs: Sequence[Markers]) -> None:
+        starts = [Opening((pair.start.decode(),)) for pair in pairs]
+        self._openings = (*starts, *pairs[0].openings)
+        self._items = [self._items_of(o) for o in self._openings]
+        self._decided = [self._last_gap(items) if o.decides else None
+                         for o, items in zip(self._openings, self._items, strict=True)]
+        self._pairs = len(pairs)
 
     @staticmethod
-    def _items(opening: Opening) -> tuple[bytes | Gap, ...]:
+    def _items_of(opening: Opening) -> tuple[bytes | Gap, ...]:
         """Its gaps, and for each byte of its texts those that may stand there."""
         items: list[bytes | Gap] = []
         for part in opening.parts:
@@ -161,38 +176,43 @@ class Headers:
         return tuple(items)
 
     @staticmethod
-    def _last_gap(items: tuple[bytes | Gap, ...]) -> tuple[int, ...]:
-        """The place of the gap before the last text, if that is `Gap.ANY`: no other opening is complete before."""
-        gaps = [i for i, item in enumerate(items) if isinstance(item, Gap)]
-        return tuple(gaps[-1:]) if gaps and items[gaps[-1]] is Gap.ANY else ()
+    def _last_gap(items: tuple[bytes | Gap, ...]) -> int:
+        return max(i for i, item in enumerate(items) if isinstance(item, Gap))
 
-    def step(self, heads: frozenset[Head], fresh: bool, byte: int) -> tuple[frozenset[Head], tuple[bool, bool]]:
-        """Openings in progress after one more byte; whether one is complete, and whether that has `call`.
+    def step(self, heads: frozenset[Head], fresh: bool, byte: int) -> tuple[frozenset[Head], Opened | None]:
+        """Openings in progress after one more byte, and what has opened, if anything has.
 
         Nothing begins in a gap of any bytes: what stands there is that header's.
         """
-        fresh = fresh and all(self._openings[o][0][at] is not Gap.ANY for o, at, _ in heads)
+        fresh = fresh and all(self._items[o][at] is not Gap.ANY for o, at, _ in heads)
         begun = heads | {(o, 0, b"") for o in range(len(self._openings))} if fresh else heads
         grown = {(o, *after) for o, at, half in begun for after in self._next(o, at, half, byte)}
-        settled = [o for o, p, _ in grown if p in self._settled[o]]
-        if settled:
-            grown = {head for head in grown if head[0] == min(settled)}
-        complete = [self._openings[o][1] for o, p, _ in grown if p == len(self._openings[o][0])]
-        return frozenset(grown), (bool(complete), any(complete))
+        decided = [o for o, at, _ in grown if at == self._decided[o]]
+        if decided:
+            grown = {head for head in grown if head[0] == min(decided)}
+        complete = sorted({o for o, at, _ in grown if at == len(self._items[o])})
+        opening = [o for o in complete if self._openings[o].opens]
+        if opening:
+            pair = opening[0] if opening[0] < self._pairs else 0
+            return frozenset(), Opened(pair, any(self._openings[o].call for o in opening))
+        return frozenset() if complete else frozenset(grown), None
 
     def _next(self, opening: int, at: int, half: bytes, byte: int) -> Iterator[tuple[int, bytes]]:
-        items = self._openings[opening][0]
+        items = self._items[opening]
         item = items[at]
         if not isinstance(item, Gap):
             if byte in item:
                 yield at + 1, b""
             return
-        space = space_after(half, byte) if item in (Gap.SPACES, Gap.SPACE) else None
+        space = space_after(half, byte) if item in (Gap.SPACES, Gap.STOP) else None
         if space is not None:
-            yield (at + 1 if item is Gap.SPACE and not space else at), space
+            yield (at + 1 if item is Gap.STOP and not space else at), space
         if item is Gap.ANY or (item is Gap.TEXT and byte != ANGLE):
             yield at, b""
-        if item is not Gap.SPACE and not half:
+        if item is Gap.NAME and byte != ANGLE and byte not in SPACES:
+            yield at, b""
+            yield at + 1, b""
+        elif item is not Gap.NAME and not half and (item is not Gap.STOP or byte == ANGLE):
             yield from self._next(opening, at + 1, b"", byte)
 
 
@@ -209,13 +229,14 @@ def byte_kinds(rules: Iterable[Markers]) -> list[int]:
     lowest: dict[tuple[int, ...], int] = {}
     kinds = []
     for byte in range(256):
-        kind = (byte if byte in telling else -1, byte in SPACES, _begins_a_name(byte), 0x80 <= byte < 0xC0,
+        kind = (byte if byte in telling else -1, byte in SPACES, begins_a_name(byte), 0x80 <= byte < 0xC0,
                 still_missing(0, byte))
         kinds.append(lowest.setdefault(kind, byte))
     return kinds
 
 
-def _begins_a_name(byte: int) -> bool:
+def begins_a_name(byte: int) -> bool:
+    """Whether it is a letter of ASCII or an underscore."""
     return byte < 0x80 and (chr(byte).isalpha() or byte == 0x5F)
 
 

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from .byte_rules import Begun, Head
 
-NOWHERE, HERE, FRESH = 0, 1, 2
-"""Where an opening may begin: not here; with the next byte; with the next byte that is no white space."""
+NOWHERE, HERE, FRESH, TURN, ROLE = range(5)
+"""Where an opening may begin: not here; with the next byte; with the next byte that is no white space; the same right
+behind a control token, where the name of a role may come first; in such a name, with the next byte."""
 
 
 @dataclass(frozen=True)
@@ -24,15 +25,15 @@ class Outside:
 
 @dataclass(frozen=True)
 class Pending:
-    """A block opens with what is neither white space nor the rest of `expected`.
+    """A block opens with what is neither white space nor the rest of an `expected` text.
 
-    `expected` opens it too, and is no thinking itself: the start marker at the response's start, where thinking is
-    implied; the label behind a start marker; nothing behind a call.
+    These texts open it too, and are no thinking themselves: the start markers at the response's start, where thinking
+    is implied; the label behind a start marker; nothing behind a call.
     """
 
     rules: int
-    expected: bytes
-    written: int = 0
+    expected: tuple[bytes, ...] = ()
+    written: bytes = b""
     space: bytes = b""
     spaced: bool = True  # white space may come first
 

@@ -17,6 +17,7 @@ from .admission import Admission, RequestRow
 from .kernels.layout import KEEP, PENDING, THINKING, Outcome, Word
 from .kernels.reference import arm, ask_row
 
+_BARE = 0  # where the shared end is, without a message
 SLACK = 4
 """Tokens that may come between the asking and the end, beside the end's own."""
 
@@ -57,13 +58,11 @@ def wall_of(admission: Admission, row: RequestRow, end: End, room: int) -> Wall:
     Args:
         room: tokens that the response may still have. The server's own message gives way to an answer.
     """
-    assert admission.automaton is not None
     if end.message is not None:
-        ids = admission.message_ids(row.budget, end.message)
-        bare = Wall(admission.automaton.ends[row.pair])
-        return Wall(row.shared, [*ids, *admission.end_ids(row.pair)]) if ids else bare
+        program = admission.program(admission.message_ids(row.budget, end.message))
+        return Wall(row.shared, program) if program else Wall(_BARE)
     if row.budget.message is None and room < admission.closing(row.budget) + SLACK:
-        return Wall(admission.automaton.ends[row.pair])
+        return Wall(_BARE)
     return Wall(KEEP)
 
 
@@ -82,11 +81,10 @@ def apply(admission: Admission, row: RequestRow, words: list[int], end: End, roo
         taken = ask_row(words, admission.automaton.bytewise.missing, end.reason, wall.place, end.standing)
         return wall.program if taken else None
     message = end.message if end.message is not None else row.budget.message
-    ids = admission.message_ids(row.budget, message or "")
-    unsaid = admission.start_ids(row.pair) if words[Word.AUTO] & PENDING else ()
-    program = [*unsaid, *ids, *admission.end_ids(row.pair)] if ids or unsaid else []
+    unsaid = row.pair if words[Word.AUTO] & PENDING else None
+    program = admission.program(admission.message_ids(row.budget, message or ""), unsaid)
     words[Word.MAX], words[Word.ASKED] = 0, end.reason
-    words[Word.WALL] = row.shared if program else admission.automaton.ends[row.pair]
+    words[Word.WALL] = row.shared if program else _BARE
     arm(words, admission.automaton, chosen=False)
     return program
 

@@ -15,7 +15,8 @@ class Gap(Enum):
     """A part of an opening that is no fixed text."""
 
     SPACES = "white space"
-    SPACE = "one character of white space"
+    STOP = "one character of white space, or nothing before <"
+    NAME = "bytes that are neither white space nor <, one at least"
     TEXT = "any bytes but <"
     ANY = "any bytes"
 
@@ -34,15 +35,22 @@ class Opening:
     Attributes:
         parts: texts, words and gaps, in order. A gap ends where the next text first stands; the first part is a text.
         call: the header names a recipient, so the block may be a call's arguments.
+        decides: once its last gap is reached, which is of any bytes, no other header can become of what stands there,
+            but for those that are decided too: then the first in the row's order.
+        opens: False for the header of another message, which decides that none of a block begins in it.
     """
 
     parts: tuple[str | Word | Gap, ...]
     call: bool = False
+    decides: bool = False
+    opens: bool = True
 
 
 @dataclass(frozen=True)
 class Implicit:
     """A marker inside a block that ends it without being its end marker.
+
+    One that is the model's EOS is a wish to stop instead, unless it counts in calls alone.
 
     Attributes:
         heads: texts of which one must follow the marker, white space between them allowed; empty: none need follow. A
@@ -114,6 +122,10 @@ THINK_ALWAYS = replace(PLAIN, implied=Implied.ALWAYS)
 THINK_TOOL = replace(THINK, implicit=(Implicit("<tool_call>", JSON_OR_XML),))
 THINK_TOOL_ALWAYS = replace(THINK_TOOL, implied=Implied.ALWAYS)
 THINK_TOOL_NAME = replace(THINK, implicit=(Implicit("<tool_call>", JSON_OR_XML, name=True),))
+DSML = "<\uff5cDSML\uff5c"
+THINK_DSML = replace(THINK, implicit=tuple(
+    Implicit(DSML + name, (DSML + "invoke",)) for name in ("tool_calls>", " calls>")))
+"""DeepSeek V4 and V4.1; its parser takes either name from either model."""
 
 HARMONY_ANSWER = "<|start|>assistant<|channel|>final<|message|>"
 ANALYSIS = (Gap.SPACES, Word("analysis"), Gap.ANY)
@@ -122,23 +134,30 @@ HARMONY = Family(
     "<|channel|>analysis<|message|>", "<|end|>",
     openings=(
         Opening(("<|channel|>", *ANALYSIS, "<|message|>")),
-        Opening(("<|channel|>", *ANALYSIS, "to=", Gap.ANY, "<|message|>"), call=True),
-        Opening(("<|channel|>", *ANALYSIS, "<|constrain|>", Gap.ANY, "<|message|>"), call=True),
-        Opening((" to=", Gap.TEXT, "<|channel|>", *ANALYSIS, "<|message|>"), call=True),
-        Opening(("<|start|>", Gap.TEXT, " to=", Gap.TEXT, "<|channel|>", *ANALYSIS, "<|message|>"), call=True),
+        Opening(("<|channel|>", *ANALYSIS, "to=", Gap.ANY, "<|message|>"), call=True, decides=True),
+        Opening(("<|channel|>", *ANALYSIS, "<|constrain|>", Gap.ANY, "<|message|>"), call=True, decides=True),
+        Opening((" to=", Gap.TEXT, "<|channel|>", *ANALYSIS, "<|message|>"), call=True, decides=True),
+        Opening(("<|start|>", Gap.TEXT, " to=", Gap.TEXT, "<|channel|>", *ANALYSIS, "<|message|>"), call=True,
+                decides=True),
+        *(Opening(("<|channel|>", Gap.SPACES, Word(channel), Gap.ANY, "<|message|>"), decides=True, opens=False)
+          for channel in ("final", "commentary")),
     ),
     anywhere=True, shared_end=True, answer=HARMONY_ANSWER, protocol=True,
     implicit=(Implicit("<|call|>", with_tools=False, in_calls=True),),
 )
+MUSE_HEADER = ("<|start|>", Gap.ANY)
+"""How a header of Muse begins. The first recipient in it counts; only a response's first header has no `<|start|>`."""
 MUSE = Family(
     " to=self<|message|>", "<|eom|>",
     openings=(
-        Opening(("to=self<|message|>",)),
-        Opening(("to=self", Gap.SPACE, Gap.TEXT, "<|message|>")),
-        Opening(("<|start|>", Gap.TEXT, "to=self<|message|>")),
-        Opening(("<|start|>", Gap.TEXT, "to=self", Gap.SPACE, Gap.TEXT, "<|message|>")),
+        Opening(("to=self", Gap.STOP, Gap.TEXT, "<|message|>")),
+        Opening(("to=self<", Gap.TEXT, "<|message|>")),
+        Opening((*MUSE_HEADER, "to=self", Gap.STOP, Gap.ANY, "<|message|>"), decides=True),
+        Opening((*MUSE_HEADER, "to=", Gap.NAME, Gap.STOP, Gap.ANY, "<|message|>"), decides=True, opens=False),
+        Opening((*MUSE_HEADER, "<|message|>"), opens=False),
     ),
     shared_end=True, answer="<|start|>assistant to=user<|message|>", protocol=True,
+    implicit=(Implicit("<|eot|>", with_tools=False),),
 )
 
 FAMILIES: Mapping[str, Family] = {
@@ -152,8 +171,8 @@ FAMILIES: Mapping[str, Family] = {
                                   Implicit("<|START_ACTION|>", with_tools=False))),
     "deepseek-r1": THINK_ALWAYS,
     "deepseek-v3": THINK_TOOL,
-    "deepseek-v4": THINK,
-    "deepseek-v41": THINK,
+    "deepseek-v4": THINK_DSML,
+    "deepseek-v41": THINK_DSML,
     "dots": THINK_TOOL,
     "gemma4": Family("<|channel>", "<channel|>", label="thought\n", anywhere=True, implied=Implied.ASKED),
     "gigachat35": THINK_ALWAYS,
@@ -165,7 +184,8 @@ FAMILIES: Mapping[str, Family] = {
                       answer="<|message_model|><|content_text|>", protocol=True, implicit=(
                           Implicit("<|content_text|>", with_tools=False),
                           Implicit("<|content_invoke_tool_json|>", with_tools=False),
-                          Implicit("<|content_invoke_tool_text|>", with_tools=False))),
+                          Implicit("<|content_invoke_tool_text|>", with_tools=False),
+                          Implicit("<|content_model_end_sampling|>", with_tools=False))),
     "interns1": THINK_TOOL,
     "iquest_q1": THINK,
     "k2_horizon": Family("<ifm|think>", "</ifm|think>", implied=Implied.ALWAYS, more=(

@@ -61,31 +61,40 @@ def start_of(automaton: Automaton, prompt: Sequence[int], request: Request) -> S
         prompt: ids of the whole prompt.
     """
     begin, turn = _assistant_part(automaton, prompt)
-    text, closed = _text(automaton, prompt[begin:]), False
+    text = _text(automaton, prompt[begin:])
     part = prompt[begin - 1 if turn else begin :]  # a message's header may begin with the control token
-    for pair, markers in enumerate(automaton.pairs):
-        word = _opened(automaton, pair, part, text, turn, request.tools)
-        if word is not None:
-            return Start(word, pair)
-        closed |= markers.end in text[max(0, text.find(markers.start)) :] and markers.start in text
+    word = _ending_open(automaton, text, request.tools)
+    if word is None and (turn or _begins_with_a_block(automaton, text)):
+        word = _left_open(automaton, part, request.tools)
+    if word is not None:
+        return Start(word, automaton.bytewise.pair_of(automaton.bytewise.states[word & STATE_MASK]))
+    closed = any(m.start in text and m.end in text[text.find(m.start) :] for m in automaton.pairs)
     if request.implied and not closed:
         return Start(automaton.implied_word(tools=request.tools), closed=closed)
     return Start(automaton.start_word(tools=request.tools), closed=closed)
 
 
-def _opened(automaton: Automaton, pair: int, part: Sequence[int], text: bytes, turn: bool, tools: bool) -> int | None:
-    """The word in the block that the assistant's part leaves open; None if it leaves none open."""
-    markers, machine = automaton.pairs[pair], automaton.bytewise
-    block = automaton.block_word(pair, tools) & STATE_MASK
-    for opening in dict.fromkeys((markers.start + markers.label, markers.start)):
-        if text.rstrip().endswith(opening.rstrip()):
-            if len(opening) < len(markers.start + markers.label):  # the label is still to come
-                block, _ = machine.run(automaton.start_word(pair, tools) & STATE_MASK, markers.start)
-            spaces = text[len(text.rstrip()) - len(opening.rstrip()) + len(opening) :]
-            return int(machine.words[machine.run(block, spaces)[0]])
-    if not turn and not text.lstrip().startswith(markers.start.lstrip()):
-        return None
-    word = automaton.start_word(pair, tools)
+def _ending_open(automaton: Automaton, text: bytes, tools: bool) -> int | None:
+    """The word in the block that a start marker opens at the end of the assistant's part; None if none stands there."""
+    machine = automaton.bytewise
+    for pair, markers in enumerate(automaton.pairs):
+        block = automaton.block_word(pair, tools) & STATE_MASK
+        for opening in dict.fromkeys((markers.start + markers.label, markers.start)):
+            if text.rstrip().endswith(opening.rstrip()):
+                if len(opening) < len(markers.start + markers.label):  # the label is still to come
+                    block, _ = machine.run(automaton.start_word(pair, tools) & STATE_MASK, markers.start)
+                spaces = text[len(text.rstrip()) - len(opening.rstrip()) + len(opening) :]
+                return int(machine.words[machine.run(block, spaces)[0]])
+    return None
+
+
+def _begins_with_a_block(automaton: Automaton, text: bytes) -> bool:
+    return text.lstrip().startswith(tuple(markers.start.lstrip() for markers in automaton.pairs))
+
+
+def _left_open(automaton: Automaton, part: Sequence[int], tools: bool) -> int | None:
+    """The word in the block that the assistant's part leaves open, read as a response; None if it leaves none open."""
+    word = automaton.start_word(tools=tools)
     for token in part:
         word = lookup(automaton, word, token) & AUTO_MASK
     return word if word & INSIDE else None

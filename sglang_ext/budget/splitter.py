@@ -5,7 +5,7 @@ So a client sees as thinking what was counted and limited, in a stream as in one
 
 from __future__ import annotations
 
-from .automaton import Automaton
+from .automaton import Automaton, Markers
 from .kernels.layout import INSIDE, PENDING, STATE_MASK, Event
 from .prompt import Start
 
@@ -28,7 +28,7 @@ class Splitter:
 
     def __init__(self, automaton: Automaton, start: Start, tools: bool) -> None:
         self._machine = automaton.bytewise
-        self._markers = automaton.pairs[start.pair] if tools else automaton.pairs[start.pair].without_tools()
+        self._pairs = automaton.pairs
         word = start.word
         if word == automaton.block_word(start.pair, tools):
             word = automaton.implied_word(start.pair, tools)  # a start marker that the model repeats is no thinking
@@ -59,28 +59,34 @@ class Splitter:
 
     def _byte(self, byte: int) -> tuple[bytes, bytes]:
         machine = self._machine
-        if self._markers.anywhere:
+        if self._pairs[0].anywhere:
             self._state = int(machine.control[self._state])
+        block = self._block
         self._state, events = machine.run(self._state, bytes([byte]))
         self._held += bytes([byte])
         if events & (Event.CLOSE | Event.IMPLICIT):
             self._over, self.thinking = True, False
-            cut = len(self._held) - len(self._markers.end)
-            return self._cut(cut) if events & Event.CLOSE else self._cut(self._implicit(), keep=True)
+            at = len(self._held) - len(block.end) if events & Event.CLOSE else self._implicit(block)
+            return self._cut(at, keep=not events & Event.CLOSE)
         if events & Event.OPEN:
             was_pending, self.thinking = self.thinking, True
-            before = self._held[: max(0, self._held.rfind(self._markers.start))]
+            before = self._held[: max(0, self._held.rfind(self._block.start))]
             self._held = b""
             return b"", b"" if was_pending else before
         return b"", b""
+
+    @property
+    def _block(self) -> Markers:
+        """The markers of the block, where one is open."""
+        return self._machine.rules[self._machine.states[self._state].rules]
 
     def _cut(self, at: int, keep: bool = False) -> tuple[bytes, bytes]:
         held, self._held = self._held, b""
         return held[:at], held[at:] if keep else b""
 
-    def _implicit(self) -> int:
+    def _implicit(self, block: Markers) -> int:
         """Where the implicit end begins that is complete now."""
-        return max(self._held.rfind(i.marker) for i in self._markers.implicit)
+        return max(self._held.rfind(i.marker) for i in block.implicit)
 
     def _waiting(self) -> int:
         """How many of the last bytes may be a piece of a marker."""
@@ -88,9 +94,9 @@ class Splitter:
         if self._machine.words[self._state] & PENDING:
             return len(held)
         if not self.thinking:
-            return half_written(held, self._markers.start)
-        waiting = half_written(held, self._markers.end)
-        for spec in self._markers.implicit:
+            return max(half_written(held, pair.start) for pair in self._pairs)
+        waiting = half_written(held, self._block.end)
+        for spec in self._block.implicit:
             at = held.rfind(spec.marker)
             behind = held[at + len(spec.marker) :].lstrip()
             if at >= 0 and spec.heads and any(head.startswith(behind) for head in spec.heads):

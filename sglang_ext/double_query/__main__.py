@@ -36,6 +36,7 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--message", default=MESSAGE, metavar="TEXT", help="written before the end marker (Qwen's sentence)")
     p.add_argument("--api", choices=list(APIS), default="generate", help="(%(default)s)")
     p.add_argument("--model", help="model name for completions")
+    p.add_argument("--family", metavar="NAME", help="the model's, as sglang's --reasoning-parser names it")
     p.add_argument("--tokenizer", metavar="PATH", help="send token ids, which is exact; needs transformers")
     p.add_argument("--send-text", action="store_true", help="send text in spite of --tokenizer")
     p.add_argument("--chat", action="store_true", help="a prompt is a user message: apply the tokenizer's template")
@@ -63,7 +64,7 @@ def _endpoint(args: argparse.Namespace) -> Endpoint:
 
         tokenizer = AutoTokenizer.from_pretrained(args.tokenizer)
     headers = {"Authorization": f"Bearer {args.api_key}"} if args.api_key else {}
-    return Endpoint(args.url, args.api, args.model, tokenizer, not args.send_text, headers=headers,
+    return Endpoint(args.url, args.api, args.model, tokenizer, not args.send_text, family=args.family, headers=headers,
                     timeout=args.timeout)
 
 

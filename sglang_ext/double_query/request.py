@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
+from ..budget.byte_rules import Markers
 from ..budget.contract import STOP_MESSAGE as MESSAGE
+from ..budget.families import FAMILIES, PLAIN, Family
 from .thinking import UNLIMITED
 from .tokens import Prompt, Tokens, kind_of
 
+START, END = PLAIN.start, PLAIN.end
 MAX_TOKENS = 1024
 APIS = {"generate": "/generate", "completions": "/v1/completions"}
 MINIMUM = ("min_new_tokens", "min_tokens")  # sglang's name, and the one of completions
@@ -41,6 +44,7 @@ class Endpoint:
         tokenizer: from transformers. With it prompts are sent as token ids, which is exact; without it as text.
         send_ids: false sends text in spite of a tokenizer, to a server that does not return ids.
         start, end, line_break: the model's markers, and what its chat template writes after the end.
+        family: instead of start and end, the name that sglang's `--reasoning-parser` has for the model's family.
         headers: sent with every call, for an API key.
         timeout: seconds to wait for the next bytes of a reply; None waits for ever.
     """
@@ -50,9 +54,10 @@ class Endpoint:
     model: str | None = None
     tokenizer: Any = None
     send_ids: bool = True
-    start: str = "<think>"
-    end: str = "</think>"
+    start: str = START
+    end: str = END
     line_break: str = "\n\n"
+    family: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     timeout: float | None = 600
 
@@ -64,6 +69,26 @@ class Endpoint:
         if not self.start or not self.end or self.start == self.end:
             raise ValueError(f"start, end: {self.start!r} and {self.end!r} are not accepted; accepted: two texts that "
                              "differ")
+        if self.family is not None:
+            self._take_markers(self.family)
+
+    def _take_markers(self, name: str) -> None:
+        known = {family for family, row in FAMILIES.items() if is_a_pair_of_tags(row)}
+        if name not in known:
+            raise ValueError(f"family: {name!r} is not accepted: what it writes is not known, or no pair of tags; "
+                             f"accepted: {', '.join(sorted(known))}")
+        row = FAMILIES[name]
+        if (self.start, self.end) not in ((START, END), (row.start, row.end)):
+            raise ValueError(f"start, end: {self.start!r} and {self.end!r} are not those of the family {name}; "
+                             "accepted: leave them out")
+        object.__setattr__(self, "start", row.start)
+        object.__setattr__(self, "end", row.end)
+
+    @cached_property
+    def markers(self) -> Markers:
+        """What delimits thinking."""
+        row = FAMILIES[self.family] if self.family is not None else replace(PLAIN, start=self.start, end=self.end)
+        return Markers.of(row, self.line_break)[0]
 
     @property
     def address(self) -> str:
@@ -139,6 +164,11 @@ class Query:
         if not isinstance(texts, list | tuple) or not all(isinstance(t, str) and t for t in texts):
             raise ValueError(f"params.stop: {stop!r} is not accepted; accepted: a text or a list of texts, not empty")
         return list(texts)
+
+
+def is_a_pair_of_tags(row: Family) -> bool:
+    """Whether a client can follow the family: one start and one end marker, and sglang's parser reads no more."""
+    return not (row.protocol or row.openings or row.more or row.found or row.shared_end)
 
 
 def _count(field_name: str, value: Any, lowest: int, highest: int | None = None) -> None:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cache
 
-from ..budget.byte_rules import space_after
+from ..budget.byte_automaton import ByteAutomaton
+from ..budget.byte_rules import Markers
+from ..budget.byte_states import Inside, Outside
+from ..budget.entries import Event
 
 UNLIMITED = -1
-LINE_FEED = b"\n"
-_NOWHERE, _HERE, _FRESH = 0, 1, 2  # where a block may open: not here; with the next byte; behind white space
-
-
-def half_written(written: bytes, marker: bytes) -> int:
-    """Length of the longest beginning of `marker`, short of all of it, that `written` ends in."""
-    return next((k for k in range(min(len(marker) - 1, len(written)), 0, -1) if written.endswith(marker[:k])), 0)
 
 
 def open_in_prompt(data: bytes, start: bytes, end: bytes) -> bytes | None:
@@ -40,15 +37,17 @@ class Block:
     end: int | None = None
 
 
+@cache
+def _machine(markers: Markers) -> ByteAutomaton:
+    return ByteAutomaton(markers.without_tools(), everywhere=markers.anywhere)
+
+
 @dataclass
 class Thinking:
-    """Follows a response and sees its thinking begin and end.
-
-    A block opens at the start of the response or right behind an end marker, white space aside, and at the start of a
-    line; anywhere else the start marker is text. Markers count however they are tokenized.
+    """Follows a response and sees its thinking begin and end, by the automaton of the budget inside a server.
 
     Attributes:
-        start, end: the markers.
+        markers: what delimits thinking.
         used: tokens chosen inside blocks so far, the model's own end marker included; at most that many where `exact`
             is false.
         exact: whether every change was seen token by token.
@@ -56,21 +55,20 @@ class Thinking:
         blocks: in order.
     """
 
-    start: bytes
-    end: bytes
+    markers: Markers
     used: int = 0
     exact: bool = True
     length: int = 0
     blocks: list[Block] = field(default_factory=list)
-    _recent: bytes = b""  # the last bytes on this side of the last marker
-    _begun: frozenset[int] = frozenset()  # how far start markers stand written that began where a block may open
-    _place: int = _FRESH  # whether one may begin with the next byte
-    _space: bytes = b""  # of a character of white space that is not complete
+    _state: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._state = _machine(self.markers).response_start
 
     def begin_inside(self, written: bytes) -> None:
         """The prompt left a block open, with `written` in it."""
         self.blocks.append(Block(0, 0))
-        self._recent = written[-len(self.end) :]
+        self._state, _ = _machine(self.markers).run(self._state, self.markers.start + written)
 
     @property
     def open(self) -> bool:
@@ -80,18 +78,24 @@ class Thinking:
     @property
     def half_end(self) -> int:
         """Bytes of the end marker, in whole characters, that stand written at the end of an open block."""
-        written = half_written(self._recent, self.end) if self.open else 0
-        return written if self.end[written] & 0xC0 != 0x80 else 0  # 10xxxxxx goes on with a character
+        state, end = _machine(self.markers).states[self._state], self.markers.end
+        written = state.end if isinstance(state, Inside) else 0
+        return written if end[written] & 0xC0 != 0x80 else 0  # 10xxxxxx goes on with a character
 
     @property
     def half_start(self) -> bool:
         """Whether a start marker stands half-written where it would open a block."""
-        return not self.open and bool(self._begun)
+        state = _machine(self.markers).states[self._state]
+        return isinstance(state, Outside) and bool(state.heads)
 
-    def feed(self, data: bytes, tokens: int = 1) -> None:
-        """The model wrote `data`, in `tokens` tokens."""
+    def feed(self, data: bytes, tokens: int = 1, control: bool = False) -> None:
+        """The model wrote `data`, in `tokens` tokens.
+
+        Args:
+            control: it is a control token: a block may open with it, and right behind it.
+        """
         was_open, known = self.open, len(self.blocks)
-        self._write(data)
+        self._write(data, control)
         opened = len(self.blocks) > known
         if was_open or opened:
             self.used += tokens - (not was_open)  # the start marker takes a token, which is no thinking
@@ -106,40 +110,25 @@ class Thinking:
         """The last `n` bytes, which are no marker's, are left out of the response."""
         self.length -= n
 
-    def _write(self, data: bytes) -> None:
+    def _write(self, data: bytes, control: bool = False) -> None:
+        machine = _machine(self.markers)
+        self._state = int(machine.control[self._state]) if control else self._state
         for byte in data:
             self.length += 1
-            self._recent = (self._recent + bytes([byte]))[-len(self.end) :]
-            if self.open:
-                self._inside()
-            else:
-                self._outside(byte)
+            self._state, events = machine.run(self._state, bytes([byte]))
+            if events & Event.OPEN:
+                self._opened()
+            if events & Event.CLOSE:
+                block = self.blocks[-1]
+                block.inner_end, block.end = self.length - len(self.markers.end), self.length
+        self._state = int(machine.control[self._state]) if control else self._state
 
-    def _inside(self) -> None:
-        if self._recent == self.end:
-            block = self.blocks[-1]
-            block.inner_end, block.end = self.length - len(self.end), self.length
-            self._restart()
-
-    def _outside(self, byte: int) -> None:
-        may_begin = self._place != _NOWHERE and not self._space
-        begun = self._begun | {0} if may_begin else self._begun
-        self._begun = frozenset(k + 1 for k in begun if self.start[k] == byte)
-        if len(self.start) in self._begun:
-            self.blocks.append(Block(self.length - len(self.start), self.length))
-            self._recent, self._begun = b"", frozenset()
-            return
-        if self._recent == self.end:
-            self._restart(self._begun)
-            return
-        space = space_after(self._space, byte)
-        fresh = self._place == _FRESH and space is not None
-        self._place = _FRESH if fresh else _HERE if byte == LINE_FEED[0] else _NOWHERE
-        self._space = space if fresh and space is not None else b""
-
-    def _restart(self, begun: frozenset[int] = frozenset()) -> None:
-        """Right behind an end marker."""
-        self._recent, self._begun, self._place, self._space = b"", begun, _FRESH, b""
+    def _opened(self) -> None:
+        """A start marker is complete, or the label behind one."""
+        if self.open:
+            self.blocks[-1].inner_begin = self.length
+        else:
+            self.blocks.append(Block(self.length - len(self.markers.start), self.length))
 
 
 def split(data: bytes, blocks: Iterable[Block]) -> tuple[bytes, bytes]:

@@ -80,7 +80,8 @@ class Tokens:
         return {i for i in (self.start_id, self.end_id) if i is not None}
 
     @cached_property
-    def _control_ids(self) -> set[int]:
+    def control_ids(self) -> set[int]:
+        """Ids that are not text (turn boundaries and the like), markers left out."""
         added = added_tokens(self.tokenizer).items()
         return {i for i, t in added if t.special or _CONTROL_SHAPE.fullmatch(t.content)} - self._marker_ids
 
@@ -126,7 +127,7 @@ class Tokens:
     def open_in(self, prompt: Sequence[int]) -> bytes | None:
         """`open_in_prompt`; the turn boundary is the last control token that is no marker."""
         begin = len(prompt)
-        while begin and prompt[begin - 1] not in self._control_ids:
+        while begin and prompt[begin - 1] not in self.control_ids:
             begin -= 1
         data = b"".join(self.pieces[i] for i in prompt[begin:] if i < len(self.pieces))
         return open_in_prompt(data, self.start.encode(), self.end.encode())

@@ -26,7 +26,7 @@ class Transcript(ABC):
 
     def __init__(self, endpoint: Endpoint, query: Query) -> None:
         self.data = bytearray()
-        self.thinking = Thinking(endpoint.start.encode(), endpoint.end.encode())
+        self.thinking = Thinking(endpoint.markers)
         self.forced: list[str] = []
         self.stopped_at: str | None = None
         self._closing = (query.message, endpoint.end, endpoint.line_break)
@@ -140,7 +140,7 @@ class IdTranscript(Transcript):
             if event.finish == "stop" and n == len(ids) - 1 and (event.matched == i or not piece):
                 return  # EOS, or a stop token
             self.data += piece
-            self.thinking.feed(piece)
+            self.thinking.feed(piece, control=i in self._tokens.control_ids)
             self._cut_at_stop(len(piece))
             if self.stopped_at is not None:
                 return
