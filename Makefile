@@ -7,9 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 BUDGET ?= 128
 ARGS ?=
-UAG := acceptance boundaries check_pair context drafted encoders fixed_lengths lengths metrics override played probes \
-	refusal specials step_times translation vocabulary
-PURE := sglang_ext/compat sglang_ext/config.py sglang_ext/cli.py sglang_ext/vocab.py sglang_ext/budget $(UAG:%=sglang_ext/uag/%.py)
+TYPED := sglang_ext/compat sglang_ext/config.py sglang_ext/cli.py sglang_ext/vocab.py sglang_ext/budget sglang_ext/uag
 
 PYTEST := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
 
@@ -28,7 +26,7 @@ lint: $(VENV)/.test
 	$(BIN)/ruff check .
 
 types: $(VENV)/.test
-	$(BIN)/mypy $(PURE)
+	$(BIN)/mypy $(TYPED)
 
 $(BIN)/python:
 	@command -v $(PYTHON) >/dev/null || { echo "make: $(PYTHON) not found; name another with PYTHON=..." >&2; exit 1; }

@@ -3,7 +3,7 @@
     python benchmarks/draft_acceptance.py [--target T] [--draft D] [--prompts 12] [--tokens 64] [--replies FILE]
 
 The target continues prompts that no training saw. Along each reply the draft then plays its part of every round, see
-`sglang_ext/uag/played.py`. Appends one JSON object to benchmarks/results/draft_acceptance.jsonl.
+`sglang_ext/uag/offline_acceptance.py`. Appends one JSON object to benchmarks/results/draft_acceptance.jsonl.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ import torch
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from sglang_ext.uag.played import Played, Tally, play
-from sglang_ext.uag.specials import SpecialMap
-from sglang_ext.uag.train_draft_prompts import KINDS, Prompt, PromptMaker
-from sglang_ext.uag.translation import Translator
-from sglang_ext.uag.vocabulary import Vocabulary
+from sglang_ext.uag.offline_acceptance import Played, Tally, play
+from sglang_ext.uag.text.specials import SpecialMap
+from sglang_ext.uag.text.translator import Translator
+from sglang_ext.uag.text.vocabulary import Vocabulary
+from sglang_ext.uag.train.prompts import KINDS, Prompt, PromptMaker
 
 RESULTS = Path(__file__).resolve().parent / "results" / "draft_acceptance.jsonl"
 WIDTHS = (4, 8)
@@ -103,7 +103,7 @@ def cpu_model() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", help="default: the demo model, SmolLM2-135M")
-    parser.add_argument("--draft", required=True, help="folder that `python -m sglang_ext.uag.train_draft` wrote")
+    parser.add_argument("--draft", required=True, help="folder that `python -m sglang_ext.uag.train` wrote")
     parser.add_argument("--prompts", type=int, default=12, help="of each kind (default: %(default)s)")
     parser.add_argument("--tokens", type=int, default=64, help="of a reply (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0)

@@ -57,7 +57,7 @@ class Staged:
     """Rows to write before a step: all on the host until `flush`.
 
     Attributes:
-        holders: [k], whose row the slot gets; None: it is cleared.
+        holders: [k], each slot, and whose row it gets; None: it is cleared.
         slots: [k] int64.
         words: [k, WORDS] int32.
         places: [m] int64, indices into the program.
@@ -65,7 +65,7 @@ class Staged:
         ends: ends asked for that the words hold, each with its request.
     """
 
-    holders: list[Holder | None]
+    holders: list[tuple[int, Holder | None]]
     slots: torch.Tensor
     words: torch.Tensor
     places: torch.Tensor
@@ -75,7 +75,7 @@ class Staged:
     def flush(self, target: ThinkDevice) -> None:
         """Write the rows, on the current stream. Only now do the slots count as written: a batch that samples nothing
         (a prefill alone) never comes here."""
-        for slot, holder in zip(self.slots.tolist(), self.holders, strict=True):
+        for slot, holder in self.holders:
             target.held[slot] = holder
         state, device = target.state, target.state.words.device
         slots, words, places, ids = (
@@ -168,8 +168,7 @@ def _entering(batch: Any, device: ThinkDevice) -> list[Any]:
 
 def _stage(reqs: Sequence[Any], device: ThinkDevice) -> Staged | None:
     """Rows of these requests. One without a budget clears its slot."""
-    holders: list[Holder | None] = []
-    slots: list[int] = []
+    holders: list[tuple[int, Holder | None]] = []
     words: list[list[int]] = []
     places: list[int] = []
     ids: list[int] = []
@@ -178,8 +177,7 @@ def _stage(reqs: Sequence[Any], device: ThinkDevice) -> Staged | None:
     for req in reqs:
         slot = int(req.kv.req_pool_idx)
         think = getattr(req, "think", None)
-        holders.append(holder_of(req))
-        slots.append(slot)
+        holders.append((slot, holder_of(req)))
         if think is None:
             words.append(_EMPTY)
             continue
@@ -189,12 +187,12 @@ def _stage(reqs: Sequence[Any], device: ThinkDevice) -> Staged | None:
         places += range(start, start + len(program))
         ids += program
         ends += [(think, end)] if end is not None else []
-    if not slots:
+    if not holders:
         return None
     pin = state.words.device.type == "cuda"
     return Staged(
         holders,
-        torch.tensor(slots, dtype=torch.int64, pin_memory=pin),
+        torch.tensor([slot for slot, _ in holders], dtype=torch.int64, pin_memory=pin),
         torch.tensor(words, dtype=torch.int32, pin_memory=pin),
         torch.tensor(places, dtype=torch.int64, pin_memory=pin),
         torch.tensor(ids, dtype=torch.int32, pin_memory=pin),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from sglang_ext.budget.kernels import advance, mask_logits
+from sglang_ext.budget.kernels import advance, mask_logits, prewarm
 
 from sglang_ext.budget import service
 
@@ -103,6 +103,16 @@ def init_post_memory_pool_components(original: Callable[..., Any], self: Any) ->
     slots, receives = self.req_to_token_pool.req_to_token.shape[0], get_disagg().disaggregation_mode == "decode"
     self.think_device = ThinkDevice(slots, self.device, receives)
     self.req_to_token_pool.think_device = self.think_device  # a verification knows the slots, but no runner
+
+
+def prewarm_sampling(original: Callable[..., Any], self: Any) -> Any:
+    """Compile and load the kernels. sglang's logits are float32 wherever a token is drawn (`LogitsProcessor`)."""
+    result = original(self)
+    device: ThinkDevice | None = getattr(self, "think_device", None)
+    if device is not None:
+        prewarm(device.state, device.tables, self.model_config.vocab_size, (torch.float32,),
+                drafts=not self.spec_algorithm.is_none())
+    return result
 
 
 def sample(original: Callable[..., Any], self: Any, logits_output: Any, forward_batch: Any) -> torch.Tensor:

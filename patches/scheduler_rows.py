@@ -119,6 +119,11 @@ SCHEDULER = (
         "self",
     ),
     Hook(
+        "model_executor.model_runner.ModelRunner.prewarm_sampling", "sampling.prewarm_sampling",
+        "sglang's place to warm the sampling path, on the stream that runs steps, before the server is ready",
+        "self",
+    ),
+    Hook(
         "model_executor.model_runner.ModelRunner.sample", "sampling.sample",
         "the step as a whole: the sampling observer is one slot, off under speculation, and comes before the grammar",
         "self, logits_output, forward_batch",

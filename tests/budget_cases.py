@@ -31,6 +31,8 @@ if INTERPRETED:
 DEVICES = ["cuda"] if torch.cuda.is_available() and not INTERPRETED else ["cpu"]
 MESSAGE = 4  # most ids of a message
 POISON = 777.0
+SANITISED = -1e30
+"""What sglang puts in the place of -inf where it sanitises logits: an id that a grammar has banned."""
 
 FAMILIES = {
     "plain": Markers(b"<t>", b"</t>", b"\n\n", (ImplicitEnd(b"<c>"),)),
@@ -171,7 +173,7 @@ class Case:
         buffer = torch.full((rows + 2, self.width + gap), POISON, dtype=self.dtype)
         values = torch.randn(rows, self.width, generator=torch.Generator().manual_seed(self.rng.getrandbits(30)))
         for row in values:
-            for value in (torch.nan, torch.inf, -torch.inf, -torch.inf):
+            for value in (torch.nan, torch.inf, -torch.inf, -torch.inf, SANITISED):
                 row[self.rng.randrange(self.width)] = value
         if rows > 1:
             values[self.rng.randrange(rows)] = self.rng.choice([-torch.inf, torch.nan])

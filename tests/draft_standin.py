@@ -1,16 +1,14 @@
-"""A draft whose next token depends on all that its cache holds, and a reading in which one id is half a character."""
+"""A draft whose next token depends on all that its cache holds, and a context in which one id is half a character."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from types import SimpleNamespace
-from typing import Any
 
 import torch
 
-from sglang_ext.uag.draft_runner import DraftRow
-from sglang_ext.uag.translation import Proposal
+from sglang_ext.uag.draft_pool import DraftRow
+from sglang_ext.uag.text.proposal import Proposal
 
 VOCABULARY, HALF, EOS, GROWTH = 50, 49, 48, 8
 
@@ -33,7 +31,7 @@ def written_after(ids: Sequence[int], steps: int) -> list[int]:
 
 
 class StandInRunner:
-    """`DraftRunner` without a model: caches are lists, logits follow from what is in them.
+    """`DraftRunner` and `DraftPool` without a model: caches are lists, logits follow from what is in them.
 
     Args:
         slots: of the pool, in pages of GROWTH.
@@ -42,7 +40,8 @@ class StandInRunner:
     device = "cpu"
 
     def __init__(self, slots: int = 10**6, rows: int = 64, context: int = 10**6) -> None:
-        self.context = context
+        self.context_len = context
+        self.pool = self
         self.left = slots
         self.free = list(range(rows, 0, -1))
         self.caches: dict[int, list[int]] = {}
@@ -62,7 +61,7 @@ class StandInRunner:
 
     def reserve(self, row: DraftRow, length: int) -> bool:
         pages = -(-max(length - row.slots, 0) // GROWTH) * GROWTH
-        if length > self.context or pages > self.left:
+        if length > self.context_len or pages > self.left:
             return False
         self.left -= pages
         row.slots += pages
@@ -76,11 +75,17 @@ class StandInRunner:
             row.ids += new
         return self._logits([self.caches[row.index][: len(row.ids)] for row in rows])
 
-    def decode(self, rows: Sequence[DraftRow], tokens: torch.Tensor, steps: int) -> torch.Tensor:
-        self.decoded.append(len(rows))
-        for row, token in zip(rows, tokens.tolist(), strict=True):
-            self._write(row, len(row.ids) + steps, [token])
-        return self._logits([self.caches[row.index][: len(row.ids) + steps + 1] for row in rows])
+    def decode(self, rows: Sequence[DraftRow], tokens: torch.Tensor) -> torch.Tensor:
+        return self.decode_step(rows, 0, tokens)
+
+    def decode_inputs(self, rows: Sequence[DraftRow], steps: int) -> Sequence[DraftRow]:
+        return rows
+
+    def decode_step(self, rows: Sequence[DraftRow], step: int, tokens: torch.Tensor) -> torch.Tensor:
+        self.decoded.append(len(tokens))
+        for row, token in zip(rows, tokens.tolist(), strict=False):
+            self._write(row, len(row.ids) + step, [token])
+        return self._logits([self.caches[row.index][: len(row.ids) + step + 1] for row in rows[: len(tokens)]])
 
     def _write(self, row: DraftRow, start: int, ids: Sequence[int]) -> None:
         if self.fault is not None:
@@ -98,19 +103,19 @@ class StandInRunner:
         return logits if self.numbers else logits * float("nan")
 
 
-class StandInReading:
+class StandInContext:
     """The draft's ids are the target's, but for HALF, which is none of the draft's."""
 
     pending = b""
 
-    def __init__(self, steps_per_token: int = 1, blind: str | None = None) -> None:
+    def __init__(self, steps_per_token: int = 1, unavailable_reason: str | None = None) -> None:
         self.draft_ids: list[int] = []
-        self.stable = self.encoded = 0
-        self.blind = blind
+        self.num_unchanged = self.num_encoded = 0
+        self.unavailable_reason = unavailable_reason
         self._steps = steps_per_token
 
     def confirm(self, ids: Sequence[int]) -> None:
-        self.stable = len(self.draft_ids)
+        self.num_unchanged = len(self.draft_ids)
         self.draft_ids += [i for i in ids if i != HALF]
 
     def propose(self, ids: Sequence[int], most: int) -> Proposal:
@@ -119,12 +124,3 @@ class StandInReading:
 
     def steps_for(self, tokens: int) -> int:
         return tokens * self._steps
-
-
-class StandInTranslator:
-    """Readings for a `Drafter`, each made by `reading`."""
-
-    draft = SimpleNamespace(eos={EOS}, special={})
-
-    def __init__(self, reading: Any = StandInReading) -> None:
-        self.begin = reading

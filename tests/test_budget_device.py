@@ -7,17 +7,14 @@ import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-import triton
 from budget_cases import INTERPRETED, lifted
-from sglang_ext.budget.kernels import BudgetState, Tables, Word, advance, commit, device, mask_logits, walk
+from sglang_ext.budget.kernels import BudgetState, Tables, Word, advance, commit, mask_logits, walk
 from sglang_ext.budget.kernels.layout import NO_LIMIT, WORDS
 from torch._subclasses.fake_tensor import FakeTensorMode
-from triton.backends.compiler import GPUTarget
 
 HERE = Path(__file__).parent
 
@@ -104,41 +101,6 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
         commit(draft.T, rows, None, rows, nodes, state, tables)
     with pytest.raises(ValueError, match="parents of shape"):
         commit(draft, rows, draft[:1], rows, nodes, state, tables)
-
-
-class Compiles:
-    """Stands for a kernel; takes a launch as far as Triton can without a GPU, which is to its machine code."""
-
-    def __init__(self, kernel: Any) -> None:
-        self.kernel = kernel
-
-    def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        def launch(*args: Any, **options: Any) -> None:
-            assert self.kernel.warmup(*args, grid=grid, **options).asm["cubin"]
-
-        return launch
-
-
-@pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="stands for a GPU")
-@pytest.mark.parametrize("vocab", [64, 61])
-def test_the_launches_are_what_the_kernels_expect(monkeypatch: pytest.MonkeyPatch, vocab: int) -> None:
-    target = GPUTarget("cuda", 90, 32)
-    stand_in = SimpleNamespace(get_current_target=lambda: target, get_current_device=lambda: 0,
-                               get_current_stream=lambda _: 0)
-    monkeypatch.setattr(triton.runtime.driver, "_active", stand_in)
-    monkeypatch.setattr(device, "launches", lambda tensor: True)
-    for verb in ("mask", "advance", "walk", "commit"):
-        module = sys.modules[f"sglang_ext.budget.kernels.{verb}"]
-        monkeypatch.setattr(module, f"_{verb}_kernel", Compiles(getattr(module, f"_{verb}_kernel")))
-    a, rows = lifted("plain", 48, True), torch.arange(4)
-    state, tables = BudgetState.allocate(4, a.program, 8, "cpu"), Tables.from_host(a, "cpu")
-    logits, nodes = torch.zeros(12, vocab, dtype=torch.bfloat16), state.allocate_nodes(4, 3)
-    draft, parents = torch.zeros(4, 3, dtype=torch.int64), torch.zeros(4, 3, dtype=torch.int32)
-    mask_logits(logits[:4], rows, state, tables)
-    advance(rows, rows, state, tables)
-    for above in (None, parents):
-        walk(logits, draft, above, rows, nodes, state, tables)
-        commit(draft, rows, above, rows, nodes, state, tables)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 
+import pytest
 import torch
-from budget_cases import INTERPRETED, SCALE, Case, assert_only, cases, masked
+from budget_cases import DEVICES, INTERPRETED, SANITISED, SCALE, Case, assert_only, cases, make_case, masked
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sglang_ext.budget.kernels import Flag, Word, advance, commit, mask_logits, walk
 from sglang_ext.budget.kernels import reference as ref
-from sglang_ext.budget.kernels.layout import WORDS
+from sglang_ext.budget.kernels.layout import NO_LIMIT, NOT_FORCING, WORDS
 
 EXAMPLES = int((16 if INTERPRETED else 80) * SCALE)
 common = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), derandomize=SCALE <= 1)
@@ -74,6 +75,25 @@ def check_verification(case: Case, nodes: torch.Tensor, width: int, tree: bool) 
     assert accepted.tolist() == last
     assert tokens.tolist() == sampled
     case.check_words()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_what_a_grammar_bans_is_not_chosen_instead_of_what_the_budget_takes_away(dtype: torch.dtype) -> None:
+    """A block must not end yet and a grammar allows nothing but its end: logits are sanitised before the mask, so
+    nothing is -inf any more."""
+    case = make_case("plain", 48, True, 1, dtype, 0, 5, DEVICES[0])
+    a, slot = case.automaton, abs(case.slots[0])
+    row = case.state.words[slot]
+    row[:] = 0
+    row[Word.AUTO], row[Word.FLAGS] = int(a.bytewise.words[a.bytewise.block_start]), Flag.ACTIVE
+    row[Word.CURSOR], row[Word.MIN] = NOT_FORCING, 9
+    row[Word.MAX] = row[Word.GRACE] = row[Word.LAST] = NO_LIMIT
+    end, = a.vocabulary.end_ids
+    logits = torch.full((1, 48), SANITISED, dtype=dtype, device=case.device)
+    logits[0, end] = 3.0
+    mask_logits(logits, torch.tensor([slot], device=case.device), case.state, case.tables)
+    assert logits[0, end] == ref.LOST
+    assert int(logits.argmax()) == end
 
 
 def random_parents(width: int, rng: random.Random) -> list[int]:

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 from sglang_ext.demo.draft import draft
-from sglang_ext.uag.refusal import refusal
+from sglang_ext.uag.text.translator import refusal
 
 LARGEST = 8_000_000
 

@@ -13,13 +13,13 @@ from safetensors.torch import load_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from sglang_ext.uag import train_draft as script
-from sglang_ext.uag.train_draft import Options, train_draft
-from sglang_ext.uag.train_draft_data import IGNORED, Rows
-from sglang_ext.uag.train_draft_model import Plan, Shape, Training
-from sglang_ext.uag.train_draft_prompts import KINDS, PromptMaker
-from sglang_ext.uag.train_draft_texts import Text, TransformersGenerator, read_texts
-from sglang_ext.uag.train_draft_tokenizer import SEPARATOR, splits_digits, train_tokenizer
+from sglang_ext.uag.train import __main__ as script
+from sglang_ext.uag.train.data import IGNORED, Rows
+from sglang_ext.uag.train.draft import Options, train_draft
+from sglang_ext.uag.train.model import Plan, Shape, Training
+from sglang_ext.uag.train.prompts import KINDS, PromptMaker
+from sglang_ext.uag.train.texts import Text, TransformersGenerator, read_texts
+from sglang_ext.uag.train.tokenizer import SEPARATOR, splits_digits, train_tokenizer
 
 SPECIALS = ["<|end|>", "<|user|>", "<|bot|>", "<|unused|>"]
 TEMPLATE = "{% for m in messages %}<|user|>{{ m['content'] }}<|end|>{% endfor %}<|bot|>"

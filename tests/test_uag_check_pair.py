@@ -13,11 +13,11 @@ from uag_tokenizers import MISTRAL, byte_fallback, byte_level, tokenizer, transl
 
 from sglang_ext.uag import check_pair
 from sglang_ext.uag.check_pair import SAMPLE, main, report
-from sglang_ext.uag.played import Played, Tally, continue_greedily, play
-from sglang_ext.uag.refusal import refusal
-from sglang_ext.uag.specials import SpecialMap
-from sglang_ext.uag.translation import Translator
-from sglang_ext.uag.vocabulary import Vocabulary
+from sglang_ext.uag.offline_acceptance import Played, Tally, continue_greedily, play
+from sglang_ext.uag.text.draft_context import draft_context
+from sglang_ext.uag.text.specials import SpecialMap
+from sglang_ext.uag.text.translator import Translator, refusal
+from sglang_ext.uag.text.vocabulary import Vocabulary
 
 
 def save(folder: Path, tokenizer: Any, weights: bool = True) -> str:
@@ -145,7 +145,7 @@ def test_a_translated_draft_plays_in_the_targets_tokens(models: tuple[str, str])
     theirs = Vocabulary.of(tokenizer("first"))
     pair = Translator(ours, theirs, SpecialMap.of(ours, theirs))
     prompt = ours.encode(b"The quick", start=True)
-    reading = pair.begin()
+    reading = draft_context(pair)
     reading.confirm(prompt)
     proposal = reading.propose(continue_greedily(draft, [reading.draft_ids], 30)[0], 6)
     [tally] = play(draft, pair, [Played(prompt, proposal.ids)], 6)

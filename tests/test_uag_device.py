@@ -19,14 +19,15 @@ from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from sglang_ext.uag import worker
-from sglang_ext.uag.verify import PAD, Chains, _expanded, accept_index, full_mask, sample
+from sglang_ext.uag.draft import PAD, Draft, accept_index, full_mask
+from sglang_ext.uag.verify import _expanded, sample
 
 VOCAB = 50
 
 
 @st.composite
 def batches(draw: st.DrawFn) -> tuple[list[list[int]], int]:
-    """Chains of ids, and a width that fits them."""
+    """Draft of ids, and a width that fits them."""
     width = draw(st.integers(1, 7))
     chain = st.lists(st.integers(0, 3), min_size=1, max_size=width)  # few ids, so that samples agree with drafts
     return draw(st.lists(chain, min_size=1, max_size=6)), width
@@ -35,7 +36,7 @@ def batches(draw: st.DrawFn) -> tuple[list[list[int]], int]:
 @given(batches())
 def test_layout(batch: tuple[list[list[int]], int]) -> None:
     chains, width = batch
-    laid = Chains.of(chains, width, "cpu")
+    laid = Draft.of(chains, width, "cpu")
     padded = [[*chain, *[PAD] * (width - len(chain))] for chain in chains]
     real = [(i, i * width + j) for i, chain in enumerate(chains) for j in range(len(chain))]
     assert laid.width == width
@@ -51,7 +52,7 @@ def test_positions(batch: tuple[list[list[int]], int], dtype: torch.dtype, data:
     chains, width = batch
     before = data.draw(st.lists(st.integers(0, 99), min_size=len(chains), max_size=len(chains)))
     lengths = torch.tensor(before, dtype=dtype)
-    found = Chains.of(chains, width, "cpu").positions(lengths)
+    found = Draft.of(chains, width, "cpu").positions(lengths)
     assert found.dtype == torch.int64
     assert found.tolist() == [length + j for length in before for j in range(width)]
     found += 1
@@ -63,7 +64,7 @@ def test_slots(batch: tuple[list[list[int]], int], data: st.DataObject) -> None:
     chains, width = batch
     before = data.draw(st.lists(st.integers(0, 92), min_size=len(chains), max_size=len(chains)))
     rows = data.draw(st.permutations(range(8)))[: len(chains)]
-    table, laid = torch.randint(1, 1000, (8, 99), dtype=torch.int32), Chains.of(chains, width, "cpu")
+    table, laid = torch.randint(1, 1000, (8, 99), dtype=torch.int32), Draft.of(chains, width, "cpu")
     found = laid.slots(table, torch.tensor(rows), laid.positions(torch.tensor(before)))
     assert found.dtype == torch.int64
     assert found.tolist() == [slot for row, length in zip(rows, before, strict=True)
@@ -74,7 +75,7 @@ def test_slots(batch: tuple[list[list[int]], int], data: st.DataObject) -> None:
 def test_links(batch: tuple[list[list[int]], int]) -> None:
     """A walk along the links visits the chain and nothing else."""
     chains, width = batch
-    index, following, siblings = Chains.of(chains, width, "cpu").links()
+    index, following, siblings = Draft.of(chains, width, "cpu").links()
     assert index.flatten().tolist() == list(range(len(chains) * width))
     assert siblings.tolist() == [[-1] * width] * len(chains)
     for chain, links in zip(chains, following.tolist(), strict=True):
@@ -100,7 +101,7 @@ def test_acceptance(batch: tuple[list[list[int]], int], data: st.DataObject) -> 
     chains, width = batch
     ids = st.lists(st.integers(PAD, 3), min_size=width, max_size=width)
     sampled = data.draw(st.lists(ids, min_size=len(chains), max_size=len(chains)))
-    lens = Chains.of(chains, width, "cpu").accept(torch.tensor(sampled, dtype=torch.int32).flatten())
+    lens = Draft.of(chains, width, "cpu").accept(torch.tensor(sampled, dtype=torch.int32).flatten())
     assert lens.dtype == torch.int32
     assert lens.tolist() == [accepted(chain, row) for chain, row in zip(chains, sampled, strict=True)]
     places = accept_index(lens, width)
@@ -138,7 +139,7 @@ class ArgmaxSampler:
 def test_each_place_is_sampled_as_its_request(batch: tuple[list[list[int]], int]) -> None:
     """Only places of chains are drawn, with the parameters of their request, and each lands where it belongs."""
     chains, width = batch
-    laid, n = Chains.of(chains, width, "cpu"), len(chains)
+    laid, n = Draft.of(chains, width, "cpu"), len(chains)
     seeds = torch.arange(100, 100 + n)
     info, sampler = sampling_info(n, "cpu", sampling_seed=seeds), ArgmaxSampler()
     logits = torch.randn(n * width, VOCAB)
@@ -157,7 +158,7 @@ def test_each_place_is_sampled_as_its_request(batch: tuple[list[list[int]], int]
 
 def test_what_changes_logits_is_applied_once_and_to_its_own_request() -> None:
     """Biases at every place; penalties at the first, whose output they know. The batch's own information stays."""
-    laid = Chains.of([[1, 2], [1]], 2, "cpu")
+    laid = Draft.of([[1, 2], [1]], 2, "cpu")
     bias, penalty = torch.zeros(2, VOCAB), torch.zeros(2, VOCAB)
     bias[0, 7], bias[1, 8] = 5.0, 6.0
     penalty[0, 7] = 2.0
@@ -183,7 +184,7 @@ def on_cuda(tensor: torch.Tensor) -> bool:
     return tensor.device.type == "cuda"
 
 
-STEPS: dict[str, Callable[[Chains], Any]] = {
+STEPS: dict[str, Callable[[Draft], Any]] = {
     "input_ids": lambda chains: chains.input_ids,
     "positions": lambda chains: chains.positions(torch.empty(3, dtype=torch.int32, device="cuda")),
     "slots": lambda chains: chains.slots(torch.empty(5, 99, dtype=torch.int32, device="cuda"),
@@ -200,7 +201,7 @@ STEPS: dict[str, Callable[[Chains], Any]] = {
 @pytest.mark.parametrize("step", STEPS)
 def test_a_step_stays_on_the_device(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with fake_cuda(monkeypatch):
-        found = STEPS[step](Chains.of([[1, 2], [3], [4, 5, 6, 7]], 4, "cuda"))
+        found = STEPS[step](Draft.of([[1, 2], [3], [4, 5, 6, 7]], 4, "cuda"))
     tensors = [x for x in (found if isinstance(found, tuple) else [found]) if isinstance(x, torch.Tensor)]
     assert tensors
     assert all(map(on_cuda, tensors))
@@ -209,7 +210,7 @@ def test_a_step_stays_on_the_device(step: str, monkeypatch: pytest.MonkeyPatch) 
 def test_a_round_without_drafts_stays_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     sampler = ArgmaxSampler()
     with fake_cuda(monkeypatch):
-        laid = Chains.of([[1], [3], [4]], 1, "cuda")
+        laid = Draft.of([[1], [3], [4]], 1, "cuda")
         where = laid.positions(torch.empty(3, dtype=torch.int64, device="cuda"))
         logits = torch.empty(3, VOCAB, dtype=torch.bfloat16, device="cuda")
         drawn = sample(sampler, sampling_info(3, "cuda"), SimpleNamespace(next_token_logits=logits), laid, where, None,
@@ -224,7 +225,7 @@ def test_sampling_stays_on_the_device(keep_logits: bool, monkeypatch: pytest.Mon
     masked: list[torch.Tensor] = []
     sampler = ArgmaxSampler()
     with fake_cuda(monkeypatch):
-        laid = Chains.of([[1, 2], [3], [4, 5, 6, 7]], 4, "cuda")
+        laid = Draft.of([[1, 2], [3], [4, 5, 6, 7]], 4, "cuda")
         where = laid.positions(torch.empty(3, dtype=torch.int64, device="cuda"))
         info = sampling_info(3, "cuda", logit_bias=torch.zeros(3, VOCAB, device="cuda"),
                              sampling_seed=torch.zeros(3, dtype=torch.int64, device="cuda"))
@@ -242,7 +243,7 @@ def test_sampling_stays_on_the_device(keep_logits: bool, monkeypatch: pytest.Mon
 def test_fake_tensors_notice_a_wait_and_a_mixture(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the tests above rely on."""
     with fake_cuda(monkeypatch):
-        laid = Chains.of([[1, 2]], 2, "cuda")
+        laid = Draft.of([[1, 2]], 2, "cuda")
         with pytest.raises(DataDependentOutputException):
             laid.lengths.tolist()
         with pytest.raises(Exception, match="same device"):

@@ -119,8 +119,8 @@ def one_of_two(rank: int, store: str) -> None:
     ranks = Ranks(SimpleNamespace(world_size=2, rank_in_group=rank, ranks=[0, 1], cpu_group=dist.group.WORLD,
                                   broadcast=dist.broadcast))
     sampled = torch.tensor([5, 6, 7], dtype=torch.int32) + 100 * rank
-    chains = ranks.chains([[4, 9, 2], [8], [1, 1]] if ranks.first else None, 3, 4)
-    print(json.dumps([chains, ranks.agree(sampled).tolist()]))
+    chains = ranks.broadcast_chains([[4, 9, 2], [8], [1, 1]] if ranks.first else None, 3, 4)
+    print(json.dumps([chains, ranks.broadcast(sampled).tolist()]))
 
 
 def test_all_ranks_take_the_first_ones_chains_and_samples(tmp_path: Path) -> None:
@@ -136,9 +136,9 @@ def test_one_rank_has_nothing_to_ask() -> None:
     ranks = Ranks(SimpleNamespace(world_size=1, rank_in_group=0))
     sampled = torch.tensor([3], dtype=torch.int32)
     assert ranks.first
-    assert ranks.chains([[3, 4]], 1, 2) == [[3, 4]]
-    assert ranks.agree(sampled) is sampled
-    assert isinstance(ranks.alone(), nullcontext)
+    assert ranks.broadcast_chains([[3, 4]], 1, 2) == [[3, 4]]
+    assert ranks.broadcast(sampled) is sampled
+    assert isinstance(ranks.single_rank(), nullcontext)
 
 
 if __name__ == "__main__":

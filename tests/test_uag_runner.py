@@ -16,6 +16,7 @@ import torch
 from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator
 from uag_models import build_random_model
 
+from sglang_ext.uag.draft_pool import DraftPool
 from sglang_ext.uag.draft_runner import DraftRunner
 from sglang_ext.uag.pair import draft_attention
 
@@ -23,75 +24,72 @@ DRAFT_BYTES = 2 * 2 * 2 * 16 * 4  # of keys and values of a token: 2 layers of 2
 TARGET_BYTES = 2 * 2 * 4 * 16 * 4
 
 
-def runner_of(tokens: int, width: int, page: int = 1, context: int = 1000, rows: int = 4) -> DraftRunner:
-    """A runner without a model: sglang's allocator, and a table of `width` positions."""
-    runner = object.__new__(DraftRunner)
-    runner.context = context
+def pool_of(tokens: int, width: int, page: int = 1, context: int = 1000, rows: int = 4) -> DraftPool:
+    """A pool with sglang's allocator, and a table of `width` positions."""
     kinds = {"dtype": torch.float32, "device": "cpu", "kvcache": None, "need_sort": False}
     allocator = (TokenToKVPoolAllocator(tokens, **kinds) if page == 1
                  else PagedTokenToKVPoolAllocator(tokens, page_size=page, **kinds))
-    runner.use_pool(allocator, torch.zeros(rows + 1, width, dtype=torch.int32), page, tokens, rows)
-    return runner
+    return DraftPool(allocator, torch.zeros(rows + 1, width, dtype=torch.int32), page, tokens, rows, context)
 
 
-def reserved(runner: DraftRunner, length: int) -> bool:
-    row = runner.open()
+def reserved(pool: DraftPool, length: int) -> bool:
+    row = pool.open()
     assert row is not None
-    return runner.reserve(row, length)
+    return pool.reserve(row, length)
 
 
 @pytest.mark.parametrize("page", [1, 16, 64])
 def test_a_row_can_be_as_long_as_the_context(page: int) -> None:
-    runner = runner_of(tokens=512, width=104, page=page, context=100)
-    row = runner.open()
+    pool = pool_of(tokens=512, width=104, page=page, context=100)
+    row = pool.open()
     assert row is not None
-    assert all(runner.reserve(row, length) for length in range(1, 101))
-    assert not runner.reserve(row, 101)
-    slots = runner._table[row.index, :100].tolist()
+    assert all(pool.reserve(row, length) for length in range(1, 101))
+    assert not pool.reserve(row, 101)
+    slots = pool.table[row.index, :100].tolist()
     assert len(set(slots)) == 100
     assert all(b - a == 1 for a, b in pairwise(slots) if b % page)
-    runner.close(row)
-    assert runner.idle
+    pool.close(row)
+    assert pool.idle
 
 
 @pytest.mark.parametrize(("page", "tokens"), [(1, 70), (16, 80)])
 def test_a_nearly_full_pool_gives_what_is_needed(page: int, tokens: int) -> None:
-    runner = runner_of(tokens, width=200, page=page)
-    assert reserved(runner, 64)
-    assert reserved(runner, 6)
-    assert not reserved(runner, 1 + tokens - 64 - (6 if page == 1 else page))
+    pool = pool_of(tokens, width=200, page=page)
+    assert reserved(pool, 64)
+    assert reserved(pool, 6)
+    assert not reserved(pool, 1 + tokens - 64 - (6 if page == 1 else page))
 
 
 def test_a_row_grows_in_blocks() -> None:
-    runner = runner_of(tokens=512, width=200)
-    row = runner.open()
+    pool = pool_of(tokens=512, width=200)
+    row = pool.open()
     assert row is not None
-    assert runner.reserve(row, 1)
+    assert pool.reserve(row, 1)
     assert row.slots == 64
-    assert runner.reserve(row, 65)
+    assert pool.reserve(row, 65)
     assert row.slots == 128
 
 
 @pytest.mark.parametrize("page", [1, 16])
 def test_no_slot_has_two_owners_and_none_is_lost(page: int) -> None:
-    runner, draw = runner_of(tokens=320, width=132, page=page, context=130), random.Random(page)
+    pool, draw = pool_of(tokens=320, width=132, page=page, context=130), random.Random(page)
     rows: list[Any] = []
     refused = 0
     for _ in range(2000):
         if rows and draw.random() < 0.2:
-            runner.close(rows.pop(draw.randrange(len(rows))))
-        elif (row := runner.open()) is not None:
+            pool.close(rows.pop(draw.randrange(len(rows))))
+        elif (row := pool.open()) is not None:
             rows.append(row)
         for row in rows:
-            refused += not runner.reserve(row, min(row.slots + draw.randrange(40), 130))
-        held = [slot for row in rows for slot in runner._table[row.index, : row.slots].tolist()]
+            refused += not pool.reserve(row, min(row.slots + draw.randrange(40), 130))
+        held = [slot for row in rows for slot in pool.table[row.index, : row.slots].tolist()]
         assert len(set(held)) == len(held)
         pages = len({slot // page for slot in held})
-        assert pages * page + runner._allocator.available_size() == 320
+        assert pages * page + pool._allocator.available_size() == 320
     assert refused
     for row in rows:
-        runner.close(row)
-    assert runner.idle
+        pool.close(row)
+    assert pool.idle
 
 
 def test_the_draft_is_served_with_a_backend_that_fits() -> None:
@@ -150,7 +148,8 @@ def main(target: str, draft: str, *flags: str) -> None:
     free = model.kv_cache_configurator._profile_available_bytes(model.pre_model_load_memory) if not flags else 0
     runner.allocate(min(tokens, 128), 3)
     print(json.dumps({"tokens": tokens, "ratio": pair.draft_tokens_per_target_token, "free": free,
-                      "pool": runner.tokens, "rows": runner.rows, "idle": runner.idle, "context": runner.context}))
+                      "pool": runner.pool.tokens, "rows": runner.pool.rows, "idle": runner.pool.idle,
+                      "context": runner.context_len}))
 
 
 @pytest.fixture(scope="module")

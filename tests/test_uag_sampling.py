@@ -84,12 +84,12 @@ class Draws:
 
     def two_drafted(self, draft: str) -> torch.Tensor:
         """Where the first token is not the draft's, the second one is the next round's."""
-        from sglang_ext.uag.verify import Chains
+        from sglang_ext.uag.draft import Draft
 
-        chains = Chains.of(self.chains(draft), 3, "cpu")
+        chains = Draft.of(self.chains(draft), 3, "cpu")
         sampled = self.verified(chains)
         accepted = chains.accept(sampled.flatten())
-        next_round = self.verified(Chains.of([[first] for first in sampled[:, 0].tolist()], 1, "cpu"))[:, 0]
+        next_round = self.verified(Draft.of([[first] for first in sampled[:, 0].tolist()], 1, "cpu"))[:, 0]
         return torch.stack([sampled[:, 0], torch.where(accepted > 1, sampled[:, 1], next_round)], 1)
 
     def chains(self, draft: str) -> list[list[int]]:
@@ -103,10 +103,10 @@ class Draws:
         """Whether a seed draws the same tokens at the same positions in a verification as one at a time."""
         from dataclasses import replace
 
-        from sglang_ext.uag.verify import Chains
+        from sglang_ext.uag.draft import Draft
 
         self.info = replace(self.info, sampling_seed=torch.arange(DRAWS))
-        chains = Chains.of(self.chains("random"), 3, "cpu")
+        chains = Draft.of(self.chains("random"), 3, "cpu")
         before = torch.arange(DRAWS) % 50
         together = self.verified(chains, chains.positions(before))
         alone = [self.plain(chains.tokens[:, j], before + j) for j in range(3)]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from uag_tokenizers import made, vocabulary
 
-from sglang_ext.uag.specials import SpecialMap
-from sglang_ext.uag.vocabulary import Vocabulary
+from sglang_ext.uag.text.specials import SpecialMap
+from sglang_ext.uag.text.vocabulary import Vocabulary
 
 
 def both_ways(target: Vocabulary, draft: Vocabulary, **override: str) -> tuple[dict[str, object], dict[str, str]]:

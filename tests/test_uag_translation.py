@@ -22,9 +22,11 @@ from uag_tokenizers import (
     written,
 )
 
-from sglang_ext.uag.specials import SpecialMap
-from sglang_ext.uag.translation import Proposal, Reading, Translator
-from sglang_ext.uag.vocabulary import Vocabulary
+from sglang_ext.uag.text.draft_context import DraftContext, draft_context
+from sglang_ext.uag.text.proposal import Proposal
+from sglang_ext.uag.text.specials import SpecialMap
+from sglang_ext.uag.text.translator import Translator
+from sglang_ext.uag.text.vocabulary import Vocabulary
 
 PAIRS = [("smollm2", "mistral"), ("mistral", "smollm2"), ("tekken", "mistral"), ("mistral", "tekken"),
          ("smollm2", "byte-level"), ("slow", "tekken"), ("always", "unigram"), ("byte-level", "always"),
@@ -42,16 +44,16 @@ def common_text(target: str, draft: str, body: str) -> str:
     return writable(draft, writable(target, body)).lstrip(" ")
 
 
-def read(translator: Translator, ids: Sequence[int], cuts: Sequence[int] = ()) -> Reading:
-    """A reading of ids, confirmed in chunks; each time `stable` tells what changed."""
-    reading = translator.begin()
+def read(translator: Translator, ids: Sequence[int], cuts: Sequence[int] = ()) -> DraftContext:
+    """A view of ids, confirmed in chunks; each time `num_unchanged` tells what changed."""
+    view = draft_context(translator)
     for a, b in itertools.pairwise([0, *sorted({c for c in cuts if 0 < c < len(ids)}), len(ids)]):
-        before = list(reading.draft_ids)
-        reading.confirm(ids[a:b])
-        assert reading.draft_ids[: reading.stable] == before[: reading.stable]
-        changed = reading.draft_ids[reading.stable : reading.stable + 1]
-        assert not changed or changed != before[reading.stable : reading.stable + 1]
-    return reading
+        before = list(view.draft_ids)
+        view.confirm(ids[a:b])
+        assert view.draft_ids[: view.num_unchanged] == before[: view.num_unchanged]
+        changed = view.draft_ids[view.num_unchanged : view.num_unchanged + 1]
+        assert not changed or changed != before[view.num_unchanged : view.num_unchanged + 1]
+    return view
 
 
 def from_scratch(draft: Vocabulary, body: bytes) -> list[int]:
@@ -69,8 +71,8 @@ def test_reading_in_chunks_is_encoding_from_scratch(target: str, draft: str, bod
         ids, whole = ours.encode(body.encode(), start=True), from_scratch(theirs, body.encode())
     except ValueError:
         assume(False)
-    reading = read(translator(target, draft), ids, cuts)
-    assert (reading.draft_ids, reading.pending, reading.blind) == (whole, b"", None)
+    view = read(translator(target, draft), ids, cuts)
+    assert (view.draft_ids, view.pending, view.unavailable_reason) == (whole, b"", None)
 
 
 @pytest.mark.parametrize("draft", WITH_ALL_BYTES)
@@ -81,12 +83,12 @@ def test_any_bytes_are_read_but_for_a_character_begun(draft: str, data: bytes, t
     assume("▁".encode() not in data + tail)
     ours, theirs = vocabulary("byte-level"), vocabulary(draft)
     single = {piece[0]: i for i, piece in enumerate(ours.pieces) if len(piece) == 1}
-    reading = read(pair(ours, theirs), [single[b] for b in data + tail], range(40))
-    ids = [i for i in reading.draft_ids if i != theirs.bos]
-    got = written(theirs, ids) + reading.pending
+    view = read(pair(ours, theirs), [single[b] for b in data + tail], range(40))
+    ids = [i for i in view.draft_ids if i != theirs.bos]
+    got = written(theirs, ids) + view.pending
     assert got in (data + tail, b" " + data + tail)
-    assert reading.blind is None
-    assert len(reading.pending) <= 3
+    assert view.unavailable_reason is None
+    assert len(view.pending) <= 3
 
 
 @pytest.mark.parametrize(("target", "draft"), PAIRS)
@@ -104,11 +106,11 @@ def test_a_drafts_own_tokens_become_the_targets_own(target: str, draft: str, bef
     except ValueError:
         assume(False)
     assume(before and after and ids[: len(known)] == known and whole[: len(known_draft)] == known_draft)
-    reading = read(translator(target, draft), known, cuts)
-    proposal = reading.propose(whole[len(known_draft):], 100)
+    view = read(translator(target, draft), known, cuts)
+    proposal = view.propose(whole[len(known_draft):], 100)
     assert proposal == Proposal(tuple(ids[len(known):]), None, len(whole) - len(known_draft))
     for most in range(len(ids) - len(known)):
-        assert reading.propose(whole[len(known_draft):], most).ids == tuple(ids[len(known) : len(known) + most])
+        assert view.propose(whole[len(known_draft):], most).ids == tuple(ids[len(known) : len(known) + most])
 
 
 @given(data=st.data())
@@ -117,13 +119,13 @@ def test_whatever_ids_come_nothing_raises(data: st.DataObject) -> None:
     """Failure 7: ids are translated or left out, never taken for others, and never outside the target's vocabulary."""
     target, draft = data.draw(st.sampled_from([(a, b) for a in ABLE for b in (*ABLE, "wordpiece")]))
     ours, theirs = vocabulary(target), vocabulary(draft)
-    reading = translator(target, draft).begin()
+    view = draft_context(translator(target, draft))
     for chunk in data.draw(st.lists(st.lists(st.integers(-1, len(ours.pieces) + 3), max_size=8), max_size=4)):
-        reading.confirm(chunk)
-        proposal = reading.propose(data.draw(st.lists(st.integers(-1, len(theirs.pieces) + 3), max_size=8)), 4)
+        view.confirm(chunk)
+        proposal = view.propose(data.draw(st.lists(st.integers(-1, len(theirs.pieces) + 3), max_size=8)), 4)
         assert len(proposal.ids) <= 4
         assert all(0 <= i < len(ours.pieces) and (ours.pieces[i] or i in ours.special) for i in proposal.ids)
-        assert all(0 <= i < len(theirs.pieces) for i in reading.draft_ids)
+        assert all(0 <= i < len(theirs.pieces) for i in view.draft_ids)
 
 
 @pytest.mark.parametrize(("target", "draft"), PAIRS)
@@ -133,14 +135,14 @@ def test_work_of_a_round_does_not_grow_with_the_context(target: str, draft: str)
     step = len(ids) // 700 // 6
     work = {}
     for context in (500, 8000):
-        reading = translator(target, draft).begin()
-        reading.confirm(ids[: context])
+        view = draft_context(translator(target, draft))
+        view.confirm(ids[: context])
         rounds = []
         for k in range(context, context + 40 * step, step):
-            before = reading.encoded
-            reading.confirm(ids[k : k + step])
-            reading.propose(vocabulary(draft).encode(b" fox jumps over", start=False), 4)
-            rounds.append(reading.encoded - before)
+            before = view.num_encoded
+            view.confirm(ids[k : k + step])
+            view.propose(vocabulary(draft).encode(b" fox jumps over", start=False), 4)
+            rounds.append(view.num_encoded - before)
         work[context] = sum(rounds) / len(rounds), max(rounds)
     assert work[8000][0] < 1.1 * work[500][0]
     assert max(work[8000][1], work[500][1]) < 400
@@ -151,71 +153,71 @@ def test_work_is_bounded_in_text_without_a_boundary(draft: str) -> None:
     """One letter, or one script without spaces, for thousands of characters."""
     ours = vocabulary("smollm2")
     for body in ("a" * 9000, "漢字文章" * 1500):
-        reading = translator("smollm2", draft).begin()
+        view = draft_context(translator("smollm2", draft))
         ids = ours.encode(body.encode(), start=True)
-        reading.confirm(ids[:-400])
-        before = reading.encoded
+        view.confirm(ids[:-400])
+        before = view.num_encoded
         for k in range(len(ids) - 400, len(ids), 4):
-            reading.confirm(ids[k : k + 4])
-        assert (reading.encoded - before) / 100 < 1000
-        kept = [i for i in reading.draft_ids if i != vocabulary(draft).bos]
-        assert reading.blind is None
+            view.confirm(ids[k : k + 4])
+        assert (view.num_encoded - before) / 100 < 1000
+        kept = [i for i in view.draft_ids if i != vocabulary(draft).bos]
+        assert view.unavailable_reason is None
         assert written(vocabulary(draft), kept).decode().strip() == body
 
 
 def test_a_character_in_two_tokens_waits_for_its_end() -> None:
     ours, theirs = vocabulary("byte-level"), vocabulary("mistral")
     single = {piece[0]: i for i, piece in enumerate(ours.pieces) if len(piece) == 1}
-    reading = translator("byte-level", "mistral").begin()
-    reading.confirm([*ours.encode(b"cost: ", start=True), single[0xE2], single[0x82]])
-    assert reading.pending == b"\xe2\x82"
-    assert written(theirs, reading.draft_ids) == b" cost: "
+    view = draft_context(translator("byte-level", "mistral"))
+    view.confirm([*ours.encode(b"cost: ", start=True), single[0xE2], single[0x82]])
+    assert view.pending == b"\xe2\x82"
+    assert written(theirs, view.draft_ids) == b" cost: "
     euro = theirs.encode("€5".encode(), start=False)
-    assert reading.propose(euro, 4).ids == (single[0xAC], single[ord("5")])
-    assert reading.propose(theirs.encode(b"5", start=False), 4) == Proposal((), "pending", 0)
-    reading.confirm([single[0xAC]])
-    assert reading.pending == b""
-    assert written(theirs, reading.draft_ids) == " cost: €".encode()
+    assert view.propose(euro, 4).ids == (single[0xAC], single[ord("5")])
+    assert view.propose(theirs.encode(b"5", start=False), 4) == Proposal((), "pending", 0)
+    view.confirm([single[0xAC]])
+    assert view.pending == b""
+    assert written(theirs, view.draft_ids) == " cost: €".encode()
 
 
 def test_a_character_that_the_draft_has_only_begun_is_not_proposed() -> None:
     ours, theirs = vocabulary("mistral"), vocabulary("byte-level")
     single = {piece[0]: i for i, piece in enumerate(theirs.pieces) if len(piece) == 1}
-    reading = translator("mistral", "byte-level").begin()
-    reading.confirm(ours.encode(b"cost:", start=True))
+    view = draft_context(translator("mistral", "byte-level"))
+    view.confirm(ours.encode(b"cost:", start=True))
     begun = [single[ord("5")], single[0xE2], single[0x82]]
-    assert reading.propose(begun, 4) == Proposal(tuple(ours.encode(b"5", start=False)), None, 1)
-    assert reading.propose(begun[1:], 4) == Proposal((), None, 0)
+    assert view.propose(begun, 4) == Proposal(tuple(ours.encode(b"5", start=False)), None, 1)
+    assert view.propose(begun[1:], 4) == Proposal((), None, 0)
 
 
 def test_control_tokens_are_atoms() -> None:
     ours, theirs = made("<|im_end|>", "<|im_start|>", "<|odd|>"), made("</s>", "<start_of_turn>")
-    reading = pair(ours, theirs).begin()
+    view = draft_context(pair(ours, theirs))
     start, odd = ours.named["<|im_start|>"], ours.named["<|odd|>"]
-    reading.confirm([start, *ours.encode(b"user", start=False), odd, *ours.encode(b"fox", start=False)])
-    assert reading.draft_ids == [theirs.named["<start_of_turn>"], *theirs.encode(b"user", start=False),
+    view.confirm([start, *ours.encode(b"user", start=False), odd, *ours.encode(b"fox", start=False)])
+    assert view.draft_ids == [theirs.named["<start_of_turn>"], *theirs.encode(b"user", start=False),
                                  *theirs.encode(b"fox", start=False)]
 
 
 def test_proposals_stop_at_control_tokens() -> None:
     ours, theirs = made("<|im_end|>", "<|im_start|>"), made("</s>", "<start_of_turn>", "<|odd|>")
-    reading = pair(ours, theirs).begin()
-    reading.confirm(ours.encode(b"The", start=True))
+    view = draft_context(pair(ours, theirs))
+    view.confirm(ours.encode(b"The", start=True))
     fox, end, odd = theirs.encode(b" fox", start=False), theirs.named["</s>"], theirs.named["<|odd|>"]
     ours_fox = tuple(ours.encode(b" fox", start=False))
-    assert reading.propose([*fox, end, *fox], 9) == Proposal((*ours_fox, ours.named["<|im_end|>"]), "end", len(fox) + 1)
-    assert reading.propose([*fox, odd, *fox], 9) == Proposal(ours_fox, "special", len(fox))
+    assert view.propose([*fox, end, *fox], 9) == Proposal((*ours_fox, ours.named["<|im_end|>"]), "end", len(fox) + 1)
+    assert view.propose([*fox, odd, *fox], 9) == Proposal(ours_fox, "special", len(fox))
     turn = theirs.named["<start_of_turn>"]
-    assert reading.propose([turn, *fox], 9) == Proposal((ours.named["<|im_start|>"], *ours_fox), None, len(fox) + 1)
-    assert reading.propose([len(theirs.pieces) + 7], 9) == Proposal((), "special", 0)
+    assert view.propose([turn, *fox], 9) == Proposal((ours.named["<|im_start|>"], *ours_fox), None, len(fox) + 1)
+    assert view.propose([len(theirs.pieces) + 7], 9) == Proposal((), "special", 0)
 
 
 def test_a_control_token_that_the_draft_writes_as_text() -> None:
     ours, theirs = made("</s>", " the"), vocabulary("byte-level")
-    reading = pair(ours, theirs).begin()
-    reading.confirm([*ours.encode(b"See", start=True), ours.named[" the"]])
-    assert reading.draft_ids == theirs.encode(b"See the", start=True)
-    proposal = reading.propose(theirs.encode(b" fox and the dog", start=False), 20)
+    view = draft_context(pair(ours, theirs))
+    view.confirm([*ours.encode(b"See", start=True), ours.named[" the"]])
+    assert view.draft_ids == theirs.encode(b"See the", start=True)
+    proposal = view.propose(theirs.encode(b" fox and the dog", start=False), 20)
     assert proposal.ids == (*ours.encode(b" fox and", start=False), ours.named[" the"],
                             *ours.encode(b" dog", start=False))
 
@@ -224,64 +226,64 @@ def test_a_control_token_that_the_draft_writes_as_text() -> None:
 def test_the_start_of_text_is_the_drafts_own(target: str, draft: str) -> None:
     """Failure 2: one start of text, at the start, by the draft's policy; the target's is not read."""
     ours, theirs = vocabulary(target), vocabulary(draft)
-    reading = translator(target, draft).begin()
+    view = draft_context(translator(target, draft))
     body = b"The fox"
-    reading.confirm([ours.bos or 0, *ours.encode(body, start=True)])
-    reading.confirm(ours.encode(b" jumps", start=False))
-    assert reading.draft_ids == from_scratch(theirs, b"The fox jumps")
+    view.confirm([ours.bos or 0, *ours.encode(body, start=True)])
+    view.confirm(ours.encode(b" jumps", start=False))
+    assert view.draft_ids == from_scratch(theirs, b"The fox jumps")
 
 
 def test_a_history_that_the_tokenizer_would_not_write() -> None:
     """The target sampled ` fo` and `x`; the continuation is encoded all the same."""
     ours, theirs = vocabulary("smollm2"), vocabulary("mistral")
-    reading = translator("smollm2", "mistral").begin()
+    view = draft_context(translator("smollm2", "mistral"))
     odd = [*ours.encode(b"The brown", start=True), *ours.encode(b" f", start=False), *ours.encode(b"ox", start=False)]
     assert odd != ours.encode(b"The brown fox", start=True)
-    reading.confirm(odd)
-    assert reading.draft_ids == from_scratch(theirs, b"The brown fox")
-    assert reading.propose(theirs.encode(b" jumps", start=False), 9).ids == tuple(ours.encode(b" jumps", start=False))
-    cut = translator("smollm2", "mistral").begin()
+    view.confirm(odd)
+    assert view.draft_ids == from_scratch(theirs, b"The brown fox")
+    assert view.propose(theirs.encode(b" jumps", start=False), 9).ids == tuple(ours.encode(b" jumps", start=False))
+    cut = draft_context(translator("smollm2", "mistral"))
     cut.confirm(ours.encode(b"The brown f", start=True))
     assert cut.propose(theirs.encode(b"ox jumps", start=False), 9).ids == tuple(ours.encode(b"ox jumps", start=False))
 
 
 def test_text_that_the_draft_cannot_write_is_left_out() -> None:
     ours, theirs = vocabulary("smollm2"), vocabulary("unigram")
-    reading = translator("smollm2", "unigram").begin()
+    view = draft_context(translator("smollm2", "unigram"))
     assert not theirs.writes("Ω")
-    reading.confirm(ours.encode("The Ω fox".encode(), start=True))
-    assert written(theirs, [i for i in reading.draft_ids if i != theirs.bos]) == b" The  fox"
-    assert reading.blind is None
+    view.confirm(ours.encode("The Ω fox".encode(), start=True))
+    assert written(theirs, [i for i in view.draft_ids if i != theirs.bos]) == b" The  fox"
+    assert view.unavailable_reason is None
 
 
 def test_blind_until_the_text_can_be_written_again() -> None:
     """NFKC composes the accent: the text as a whole cannot be written, nor is any one character to blame."""
     ours, theirs = vocabulary("smollm2"), vocabulary("nfkc")
-    reading = translator("smollm2", "nfkc").begin()
-    reading.confirm(ours.encode("line\nThe e\u0301".encode(), start=True))
-    assert reading.blind is not None
-    assert "would be written" in reading.blind
-    assert written(theirs, reading.draft_ids) == b"line\n"
-    assert reading.propose(theirs.encode(b" fox", start=False), 4) == Proposal((), reading.blind, 0)
-    reading.confirm(ours.encode(b" ends\nfox", start=False))
-    assert reading.blind is None
-    assert written(theirs, reading.draft_ids) == b"line\nfox"
-    assert reading.propose(theirs.encode(b" jumps", start=False), 4).ids == tuple(ours.encode(b" jumps", start=False))
+    view = draft_context(translator("smollm2", "nfkc"))
+    view.confirm(ours.encode("line\nThe e\u0301".encode(), start=True))
+    assert view.unavailable_reason is not None
+    assert "would be written" in view.unavailable_reason
+    assert written(theirs, view.draft_ids) == b"line\n"
+    assert view.propose(theirs.encode(b" fox", start=False), 4) == Proposal((), view.unavailable_reason, 0)
+    view.confirm(ours.encode(b" ends\nfox", start=False))
+    assert view.unavailable_reason is None
+    assert written(theirs, view.draft_ids) == b"line\nfox"
+    assert view.propose(theirs.encode(b" jumps", start=False), 4).ids == tuple(ours.encode(b" jumps", start=False))
 
 
 def test_a_tokenizer_that_does_not_keep_text_is_never_translated() -> None:
     for names in (("smollm2", "wordpiece"), ("wordpiece", "smollm2")):
-        reading = translator(*names).begin()
-        reading.confirm(list(range(10, 20)))
-        assert "does not write plain text back exactly" in str(reading.blind)
-        assert reading.propose([20, 21], 4) == Proposal((), reading.blind, 0)
+        view = draft_context(translator(*names))
+        view.confirm(list(range(10, 20)))
+        assert "does not write plain text back exactly" in str(view.unavailable_reason)
+        assert view.propose([20, 21], 4) == Proposal((), view.unavailable_reason, 0)
 
 
 def test_text_that_the_target_cannot_write() -> None:
-    reading = translator("unigram", "smollm2").begin()
-    reading.confirm(vocabulary("unigram").encode(b"The fox", start=True))
+    view = draft_context(translator("unigram", "smollm2"))
+    view.confirm(vocabulary("unigram").encode(b"The fox", start=True))
     new = vocabulary("smollm2").encode(" Ω".encode(), start=False)
-    assert reading.propose(new, 4) == Proposal((), "untranslatable", 0)
+    assert view.propose(new, 4) == Proposal((), "untranslatable", 0)
 
 
 def test_identity_with_a_padded_vocabulary() -> None:
@@ -289,14 +291,14 @@ def test_identity_with_a_padded_vocabulary() -> None:
     ours, theirs = Vocabulary.of(tokenizer("byte-level"), 512), Vocabulary.of(tokenizer("byte-level"), 640)
     same = pair(ours, theirs)
     assert same.identity
-    reading = same.begin()
-    reading.confirm([0, 300, 301])
-    reading.confirm([302, 500])
-    assert (reading.draft_ids, reading.stable, reading.encoded) == ([0, 300, 301, 302], 3, 0)
-    assert reading.propose([300, 301, 302], 2) == Proposal((300, 301), None, 2)
-    assert reading.propose([300, 600, 301], 9) == Proposal((300,), "special", 1)
-    assert reading.propose([300, 0, 301], 9) == Proposal((300, 0), "end", 2)
-    assert reading.steps_for(5) == 5
+    view = draft_context(same)
+    view.confirm([0, 300, 301])
+    view.confirm([302, 500])
+    assert (view.draft_ids, view.num_unchanged, view.num_encoded) == ([0, 300, 301, 302], 3, 0)
+    assert view.propose([300, 301, 302], 2) == Proposal((300, 301), None, 2)
+    assert view.propose([300, 600, 301], 9) == Proposal((300,), "special", 1)
+    assert view.propose([300, 0, 301], 9) == Proposal((300, 0), "end", 2)
+    assert view.steps_for(5) == 5
 
 
 def test_equal_sizes_are_not_equal_vocabularies() -> None:
@@ -319,11 +321,11 @@ def test_the_tokenizer_objects_that_serve_are_read() -> None:
 def test_steps_by_the_lengths_of_tokens() -> None:
     """The draft writes short tokens: it needs more steps than the target has tokens."""
     ours = vocabulary("smollm2")
-    reading = translator("smollm2", "byte-level").begin()
+    view = draft_context(translator("smollm2", "byte-level"))
     body = b" international organizations understand mathematical representations" * 5
     ids = ours.encode(body, start=True)
-    reading.confirm(ids)
-    ratio = len(reading.draft_ids) / len(ids)
+    view.confirm(ids)
+    ratio = len(view.draft_ids) / len(ids)
     assert ratio > 2
-    assert abs(reading.steps_for(10) - 10 * ratio) < ratio
-    assert translator("smollm2", "byte-level").begin().steps_for(3) == 3
+    assert abs(view.steps_for(10) - 10 * ratio) < ratio
+    assert draft_context(translator("smollm2", "byte-level")).steps_for(3) == 3

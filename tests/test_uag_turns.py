@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_ext.uag.turns import Turn, ids_between, may_draft, unprocessed
+from sglang_ext.uag.proposer import DraftRequest, ids_between, may_draft, tokens_in_flight
 
 WIDTH = 4
 
@@ -48,11 +48,11 @@ def test_what_the_engine_has_processed_is_not_taken_twice(cases: list[tuple[int,
         rounds.append(last)
         lens.append(prompt + before + size - 1)
         wanted.append([] if processed else last)
-    assert [list(late) for late in unprocessed(relayed(rounds, lens, reqs))] == wanted
+    assert [list(late) for late in tokens_in_flight(relayed(rounds, lens, reqs))] == wanted
 
 
 def test_the_token_of_a_prefill_is_taken() -> None:
-    assert unprocessed(relayed([[7]], [3], [request([1, 2, 3], [])])) == [[7]]
+    assert tokens_in_flight(relayed([[7]], [3], [request([1, 2, 3], [])])) == [[7]]
 
 
 @pytest.mark.parametrize(("params", "alone"), [
@@ -61,16 +61,16 @@ def test_the_token_of_a_prefill_is_taken() -> None:
 def test_who_samples_token_by_token_is_not_forced_in_chains(params: dict[str, Any], alone: bool) -> None:
     """The token after a chain would be sampled without what depends on the tokens in it."""
     req = request([1], [2, 3], forced=[8, 9, 10, 11, 12], **params)
-    turn = Turn.of(req, [], WIDTH)
+    one = DraftRequest.of(req, [], WIDTH)
     assert may_draft(req) is not alone
-    assert turn.complete(()) == ([] if alone else [8, 9, 10])
-    assert turn.most == (0 if alone else WIDTH - 1)
+    assert one.complete(()) == ([] if alone else [8, 9, 10])
+    assert one.max_tokens == (0 if alone else WIDTH - 1)
 
 
 def test_no_draft_beyond_the_most_tokens() -> None:
-    turns = [Turn.of(request([1], range(n), max_new_tokens=6), [], WIDTH) for n in range(1, 7)]
-    assert [turn.most for turn in turns] == [3, 3, 2, 1, 0, 0]
-    assert Turn.of(request([1], [2], max_new_tokens=6), [3, 4, 5], WIDTH).most == 1
+    asked = [DraftRequest.of(request([1], range(n), max_new_tokens=6), [], WIDTH) for n in range(1, 7)]
+    assert [one.max_tokens for one in asked] == [3, 3, 2, 1, 0, 0]
+    assert DraftRequest.of(request([1], [2], max_new_tokens=6), [3, 4, 5], WIDTH).max_tokens == 1
 
 
 @given(st.lists(st.integers(0, 9), min_size=1), st.lists(st.integers(0, 9)), st.data())

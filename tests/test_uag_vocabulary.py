@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 from uag_tokenizers import ABLE, WITH_ALL_BYTES, byte_level, text, tokenizer, vocabulary, writable, written
 
-from sglang_ext.uag.vocabulary import Untranslatable, Vocabulary, incomplete
+from sglang_ext.uag.text.vocabulary import Untranslatable, Vocabulary, incomplete
 
 FEW = settings(max_examples=30, deadline=None)
 
@@ -82,37 +82,37 @@ def test_a_boundary_is_for_good(name: str, first: str, rest: str, start: bool) -
         whole = known.encode((first + rest).encode(), start)
     except Untranslatable:
         assume(False)
-    assume(segment.settled)
-    settled, end = segment.ids[: segment.settled], segment.ends[segment.settled - 1]
-    assert whole[: segment.settled] == settled
-    assert settled + known.encode((first + rest).encode()[end:], start=False) == whole
+    assume(segment.num_stable)
+    stable, end = segment.ids[: segment.num_stable], segment.ends[segment.num_stable - 1]
+    assert whole[: segment.num_stable] == stable
+    assert stable + known.encode((first + rest).encode()[end:], start=False) == whole
 
 
 @pytest.mark.parametrize(("first", "rest"), [("then we'r", "e"), ("then don'", "t"), ("then 漢字AB", "c")])
 def test_two_pre_tokens_may_become_one(first: str, rest: str) -> None:
     known = vocabulary("suffixes")
     segment = known.segment(first.encode(), start=False)
-    assert known.encode((first + rest).encode(), start=False)[: segment.settled] == segment.ids[: segment.settled]
+    assert known.encode((first + rest).encode(), start=False)[: segment.num_stable] == segment.ids[: segment.num_stable]
 
 
 @pytest.mark.parametrize("name", [n for n in ABLE if n != "unsplit"])
 def test_boundaries_are_found(name: str) -> None:
     data = b"The quick brown fox jumps over the lazy dog, then it stops"
     segment = vocabulary(name).segment(data, start=True)
-    assert len(data) - segment.ends[segment.settled - 1] < 20
+    assert len(data) - segment.ends[segment.num_stable - 1] < 20
 
 
 def test_a_letters_boundary_is_found_in_text_without_spaces() -> None:
     """Two characters that no piece has side by side."""
     known = vocabulary("mistral")
     segment = known.segment("漢字文章空格所以很長".encode() * 4, start=False)
-    assert segment.ends[-1] - segment.ends[segment.settled - 1] < 30
+    assert segment.ends[-1] - segment.ends[segment.num_stable - 1] < 30
 
 
 @pytest.mark.parametrize("name", ["mistral", "slow", "always", "first", "prepend"])
 def test_dummy_space_only_at_the_start(name: str) -> None:
     known = vocabulary(name)
-    assert known.dummy_space
+    assert known.dummy_prefix
     assert written(known, known.encode(b"fox", start=True)) == b" fox"
     assert written(known, known.encode(b"fox", start=False)) == b"fox"
     assert known.segment(b"fox", start=True).ends[-1] == 3
@@ -141,7 +141,7 @@ def test_an_added_token_to_come_keeps_its_beginning_open() -> None:
     for length in range(1, len("<|a tool's call|>")):
         data = b"then x " + b"<|a tool's call|>"[:length]
         segment = known.segment(data, start=False)
-        end = segment.ends[segment.settled - 1] if segment.settled else 0
+        end = segment.ends[segment.num_stable - 1] if segment.num_stable else 0
         assert end <= len(b"then x ")
 
 
@@ -190,7 +190,7 @@ def test_a_tokenizer_of_which_only_the_call_is_known() -> None:
                                           decode=lambda ids: chr(ids[0]),
                                           encode=lambda body, add_special_tokens: [ord(c) for c in body]))
     assert known.encode(b"ab", start=True) == [97, 98]
-    assert not known.segment(b"a quick brown fox", start=False).settled
+    assert not known.segment(b"a quick brown fox", start=False).num_stable
 
 
 @pytest.mark.parametrize(("data", "held"), [

@@ -9,6 +9,7 @@ from .ask import ask
 from .commit import commit
 from .layout import BudgetState, Event, Flag, Outcome, Tables, Word
 from .mask import mask_logits
+from .prewarm import prewarm
 from .tree import parents_of
 from .walk import walk
 
@@ -24,5 +25,6 @@ __all__ = [
     "commit",
     "mask_logits",
     "parents_of",
+    "prewarm",
     "walk",
 ]

@@ -29,7 +29,7 @@ def advance(tokens: torch.Tensor, rows: torch.Tensor, state: BudgetState, tables
     _advance_kernel[(tokens.numel(),)](tokens, rows, state.operands, tables.operands, num_warps=1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["tokens", "rows"])
 def _advance_kernel(
     tokens,  # [n] int
     rows,  # [n] int

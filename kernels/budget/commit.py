@@ -35,16 +35,16 @@ def commit(tokens: torch.Tensor, last: torch.Tensor, parents: torch.Tensor | Non
     _commit_kernel[(n,)](tokens, last, parents, rows, nodes, state.operands, tables.operands, width, num_warps=1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["width"], do_not_specialize_on_alignment=["tokens", "last", "parents", "rows"])
 def _commit_kernel(
-    tokens,  # [n, WIDTH] int
+    tokens,  # [n, width] int
     last,  # [n] int
-    parents,  # [n, WIDTH] int32, or None for a chain
+    parents,  # [n, width] int32, or None for a chain
     rows,  # [n] int
-    nodes,  # [n, WIDTH, WORDS] int32, and more
+    nodes,  # [n, width, WORDS] int32, and more
     state,  # StateOperands
     tables,  # Operands
-    WIDTH: tl.constexpr,
+    width,
 ):
     i = tl.program_id(0).to(tl.int64)
     slot = tl.load(rows + i).to(tl.int64)
@@ -56,15 +56,15 @@ def _commit_kernel(
         return
     accepted = tl.load(last + i).to(tl.int32)
     node = accepted
-    words = tl.load(nodes + (i * WIDTH + node) * device.WORDS + lanes)
+    words = tl.load(nodes + (i * width + node) * device.WORDS + lanes)
     while (device.get(words, device.FLAGS) & device.ACTIVE) == 0:
         parent = node - 1
         if parents is not None:
-            parent = tl.load(parents + i * WIDTH + node)
+            parent = tl.load(parents + i * width + node)
         node = tl.where((parent >= 0) & (parent < node), parent, 0)
-        words = tl.load(nodes + (i * WIDTH + node) * device.WORDS + lanes)
-    token = tl.load(tokens + i * WIDTH + node).to(tl.int32)
+        words = tl.load(nodes + (i * width + node) * device.WORDS + lanes)
+    token = tl.load(tokens + i * width + node).to(tl.int32)
     row, taken = device.take(device.unpack(words), token, state.program, tables)
     tl.store(place + lanes, device.pack(words, row))
-    tl.store(tokens + i * WIDTH + node, taken, mask=taken != token)
+    tl.store(tokens + i * width + node, taken, mask=taken != token)
     tl.store(last + i, node, mask=node != accepted)

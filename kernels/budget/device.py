@@ -225,7 +225,7 @@ def lose(logits, ids, start, stop, LOST: tl.constexpr):
         at = first + tl.arange(0, LIST)
         column = tl.load(ids + at, mask=at < stop, other=0)
         value = tl.load(logits + column, mask=at < stop, other=0.0).to(wider(dtype))
-        value = tl.where(value == float("-inf"), value, LOST)
+        value = tl.where(value < LOST, value, LOST)
         tl.store(logits + column, value.to(dtype), mask=at < stop)
 
 

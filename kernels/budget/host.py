@@ -180,4 +180,5 @@ def mask_words(logits: torch.Tensor, words: Array, present: Array, state: Budget
 
 def _lose(row: torch.Tensor, ids: Array, lost: float) -> None:
     index = torch.from_numpy(ids).long()
-    row[index] = torch.where(row[index] == -torch.inf, -torch.inf, lost).to(row.dtype)
+    values = row[index]
+    row[index] = torch.where(values < lost, values, lost).to(row.dtype)

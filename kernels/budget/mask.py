@@ -30,7 +30,7 @@ def mask_logits(logits: torch.Tensor, rows: torch.Tensor, state: BudgetState, ta
     n, width = logits.shape
     lost = lost_value(torch.finfo(logits.dtype).min)
     _mask_kernel[(n, device.parts(width))](
-        logits, logits.stride(0), width, rows, state.operands, tables.operands, lost, num_warps=4)
+        logits, row_stride(logits), width, rows, state.operands, tables.operands, lost, num_warps=4)
 
 
 def check_logits(logits: torch.Tensor, tables: Tables) -> None:
@@ -43,7 +43,12 @@ def check_logits(logits: torch.Tensor, tables: Tables) -> None:
                          "lift the automaton to the ids that the model can produce")
 
 
-@triton.jit
+def row_stride(logits: torch.Tensor) -> int:
+    """Elements from one row to the next. That of a single row is arbitrary, and 1 would compile a kernel of its own."""
+    return logits.stride(0) if logits.shape[0] > 1 else logits.shape[1]
+
+
+@triton.jit(do_not_specialize_on_alignment=["rows"])
 def _mask_kernel(
     logits,  # [n, width] float, row stride `stride`
     stride,

@@ -26,10 +26,11 @@ from .layout import (
     Word,
 )
 
-LOST = -(2.0**100)
-"""Value of an id that a row loses, about -1e30. Finite, so that a row to which something else, a grammar say, left no
-other id can still be sampled; far below any logit even after division by a small temperature. A power of two, so that
-it is the same number in every dtype that reaches it."""
+LOST = -(2.0**99)
+"""Value of an id that a row loses, about -6e29. Finite, so that a row to which something else, a grammar say, left no
+other id can still be sampled; far below any logit even after division by a small temperature. Above -1e30, which sglang
+puts in the place of -inf where it sanitises logits: what a grammar bans stays behind what the budget takes away. A
+power of two, so that it is the same number in every dtype that reaches it."""
 
 
 def lost_value(dtype_min: float) -> float:
@@ -115,7 +116,7 @@ def mask_row(logits: MutableSequence[float], row: Sequence[int], program: Sequen
 
 def _lose(logits: MutableSequence[float], ids: Sequence[int], lost: float) -> None:
     for i in ids:
-        logits[i] = logits[i] if logits[i] == -math.inf else lost
+        logits[i] = logits[i] if logits[i] < lost else lost
 
 
 def force_cursor(row: Sequence[int], tables: HostTables, message: bool) -> int:

@@ -9,8 +9,10 @@ import triton.language as tl  # type: ignore[import-untyped]
 
 from . import device, host
 from .layout import WORDS, BudgetState, Tables
-from .mask import check_logits
+from .mask import check_logits, row_stride
 from .reference import lost_value
+
+CHUNK = tl.constexpr(16)  # nodes whose behaviour classes are loaded at once
 
 
 def walk(logits: torch.Tensor, draft: torch.Tensor, parents: torch.Tensor | None, rows: torch.Tensor,
@@ -52,8 +54,8 @@ def walk(logits: torch.Tensor, draft: torch.Tensor, parents: torch.Tensor | None
     lost = lost_value(torch.finfo(logits.dtype).min)
     vocab = logits.shape[1]
     _walk_kernel[(n, device.parts(vocab))](
-        logits, logits.stride(0), vocab, draft, parents, rows, nodes, state.operands, tables.operands, lost, width,
-        triton.next_power_of_2(width), num_warps=4)
+        logits, row_stride(logits), vocab, draft, parents, rows, nodes, state.operands, tables.operands, width, lost,
+        num_warps=4)
 
 
 def check_nodes(nodes: torch.Tensor, draft: torch.Tensor, parents: torch.Tensor | None) -> None:
@@ -67,20 +69,19 @@ def check_nodes(nodes: torch.Tensor, draft: torch.Tensor, parents: torch.Tensor 
         raise ValueError(f"{draft.numel()} nodes, but contiguous room for {room}")
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["width"], do_not_specialize_on_alignment=["draft", "parents", "rows"])
 def _walk_kernel(
-    logits,  # [n * WIDTH, vocab] float, row stride `stride`
+    logits,  # [n * width, vocab] float, row stride `stride`
     stride,
     vocab,
-    draft,  # [n, WIDTH] int
-    parents,  # [n, WIDTH] int32, or None for a chain
+    draft,  # [n, width] int
+    parents,  # [n, width] int32, or None for a chain
     rows,  # [n] int
-    nodes,  # [n, WIDTH, WORDS] int32, and more
+    nodes,  # [n, width, WORDS] int32, and more
     state,  # StateOperands
     tables,  # Operands
+    width,
     LOST: tl.constexpr,  # value of an id that a row loses
-    WIDTH: tl.constexpr,
-    PADDED: tl.constexpr,  # WIDTH rounded up to a power of two
 ):
     i = tl.program_id(0).to(tl.int64)
     slot = tl.load(rows + i).to(tl.int64)
@@ -90,16 +91,14 @@ def _walk_kernel(
     words = tl.load(state.words + slot * device.WORDS + lanes)
     if (device.get(words, device.FLAGS) & device.ACTIVE) == 0:
         return
-    node = tl.arange(0, PADDED)
-    tokens = tl.load(draft + i * WIDTH + node, mask=node < WIDTH, other=-1)
-    kinds = device.token_kind(tokens, tables)  # all at once: each is a cache miss
     if parents is not None:
-        parents += i * WIDTH
-    draft += i * WIDTH
-    nodes += i * WIDTH * device.WORDS
-    logits += i * WIDTH * stride
+        parents += i * width
+    draft += i * width
+    nodes += i * width * device.WORDS
+    logits += i * width * stride
     row = device.unpack(words)
-    for j in range(WIDTH):
+    kinds = tl.zeros((CHUNK,), tl.int32)
+    for j in range(width):
         if parents is not None:
             # Every program of the request writes the same words, and reads them back itself.
             tl.store(nodes + j * device.WORDS + lanes, device.pack(words, row))
@@ -110,15 +109,24 @@ def _walk_kernel(
         device.mask_row(logits + j * stride, vocab, row, state.program, tables, LOST)
 
         # The next node. After the last one there is none: its token reads as padding.
+        if j % CHUNK == 0:
+            kinds = _kinds(draft, j + 1, width, tables)
         parent = j
         if parents is not None:
-            parent = tl.load(parents + j + 1, mask=j + 1 < WIDTH, other=-1)
+            parent = tl.load(parents + j + 1, mask=j + 1 < width, other=-1)
         orphan = (parent < 0) | (parent > j)
         if parents is not None:
             row = _reload(row, nodes + tl.where(orphan, 0, parent) * device.WORDS)
-        token = tl.load(draft + j + 1, mask=j + 1 < WIDTH, other=-1).to(tl.int32)
-        kind = tl.sum(tl.where(node == j + 1, kinds, 0), 0)
+        token = tl.load(draft + j + 1, mask=j + 1 < width, other=-1).to(tl.int32)
+        kind = tl.sum(tl.where(tl.arange(0, CHUNK) == j % CHUNK, kinds, 0), 0)
         row = _step(row, orphan | (token < 0), token, kind, state.program, tables)
+
+
+@triton.jit
+def _kinds(draft, first, width, tables):
+    """Behaviour classes of a chunk of a request's draft. All are loaded at once, as each is a cache miss."""
+    node = first + tl.arange(0, CHUNK)
+    return device.token_kind(tl.load(draft + node, mask=node < width, other=-1), tables)
 
 
 @triton.jit

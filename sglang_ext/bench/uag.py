@@ -10,7 +10,7 @@ from typing import Any
 
 from tqdm import tqdm  # type: ignore[import-untyped]
 
-from ..uag.train_draft_prompts import KINDS, PromptMaker
+from ..uag.train.prompts import KINDS, PromptMaker
 from . import common, servers
 from .batch import send
 from .errors import BenchError

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ import torch.multiprocessing as mp
 from tqdm import tqdm
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
+from ..training import labelled_logits, muon_and_adamw, step
 from .reasoner.data import SequenceMaker, batches
 from .reasoner.tokenizer import CONTEXT, END_OF_TEXT, IM_END, VOCABULARY, build_tokenizer, save_tokenizer
 
@@ -120,30 +120,18 @@ def _work(rank: int, job: Job, gradients: _Gradients) -> tuple[LlamaForCausalLM,
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     model = _fresh_model(job)
-    optimizers = _optimizers(model)
+    optimizers = muon_and_adamw(model, (MATRIX_RATE, VECTOR_RATE), weight_decay=0.01, beta2=0.98)
     maker = SequenceMaker(build_tokenizer(job.seed), Random(f"{job.seed} {rank}"))
     losses = []
     with tqdm(total=job.steps, unit="step") if rank == 0 else nullcontext() as progress:
-        for step, (ids, labels) in enumerate(batches(maker, job.steps, job.tokens, int(job.steps * _RAMP))):
+        for number, (ids, labels) in enumerate(batches(maker, job.steps, job.tokens, int(job.steps * _RAMP))):
             losses.append(_backward(model, ids, labels))
             gradients.average(rank, model)
-            _step(model, optimizers, _schedule(step, job.steps))
+            step(model, optimizers, _schedule(number, job.steps))
             if progress is not None:
                 progress.set_postfix(loss=f"{losses[-1]:.3f}", refresh=False)
                 progress.update()
     return model, losses
-
-
-def _optimizers(model: LlamaForCausalLM) -> list[torch.optim.Optimizer]:
-    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
-    rest = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
-    made: list[torch.optim.Optimizer] = [
-        torch.optim.Muon(matrices, lr=MATRIX_RATE, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(rest, lr=VECTOR_RATE, betas=(0.9, 0.98), weight_decay=0.0)]
-    for optimizer in made:
-        for group in optimizer.param_groups:
-            group["initial_lr"] = group["lr"]
-    return made
 
 
 def _schedule(step: int, steps: int) -> float:
@@ -155,24 +143,10 @@ def _schedule(step: int, steps: int) -> float:
 
 def _backward(model: LlamaForCausalLM, ids: torch.Tensor, labels: torch.Tensor) -> float:
     """Gradients of the mean loss over the positions that have one; returns the loss."""
-    wanted = labels[:, 1:]
-    chosen = wanted >= 0
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        hidden = model.model(input_ids=ids[:, :-1], use_cache=False).last_hidden_state
-        logits = model.lm_head(hidden[chosen])
-    loss = torch.nn.functional.cross_entropy(logits.float(), wanted[chosen])
+    logits, wanted = labelled_logits(model, ids, labels)
+    loss = torch.nn.functional.cross_entropy(logits, wanted)
     loss.backward()
     return loss.item()
-
-
-def _step(model: LlamaForCausalLM, optimizers: Sequence[torch.optim.Optimizer], rate: float) -> None:
-    """One step at `rate` times each optimizer's own learning rate."""
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group["lr"] = group["initial_lr"] * rate
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
 
 
 def _save(model: LlamaForCausalLM, out: Path) -> None:

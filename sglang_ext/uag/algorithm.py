@@ -10,7 +10,7 @@ from typing import Any
 
 from ..cli import value_of
 from ..config import Settings
-from .override import read_override
+from .text.specials import read_override
 
 logger = logging.getLogger(__name__)
 NAME = "UAG"
@@ -95,7 +95,7 @@ def set_defaults(server_args: Any) -> None:
 def refuse_unsupported(server_args: Any) -> None:
     """Raises ValueError for a server that could not draft as it should, before anything is loaded."""
     from .pair import load_tokenizer
-    from .refusal import refusal
+    from .text.translator import refusal
 
     problem = _problem(server_args)
     if problem:

@@ -16,11 +16,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .played import Played, Tally, continue_greedily, play
-from .refusal import refusal_of
-from .specials import Meaning, SpecialMap
-from .translation import Translator
-from .vocabulary import Untranslatable, Vocabulary
+from .offline_acceptance import Played, Tally, continue_greedily, play
+from .text.draft_context import draft_context
+from .text.specials import Meaning, SpecialMap
+from .text.translator import Translator, refusal_of
+from .text.vocabulary import Untranslatable, Vocabulary
 
 SAMPLE = ("The ferry left at half past six with only eleven passengers on board; nobody had counted them twice.\n\n"
           "def total(rows):\n    return sum(row.price * row.count for row in rows if row.count > 0)\n\n"
@@ -67,10 +67,10 @@ def report(target: Vocabulary, draft: Vocabulary, text: str, override: Mapping[s
         translator = Translator(target, draft, SpecialMap.of(target, draft, override))
     except ValueError:  # the map; the reason says so
         return found
-    reading = translator.begin()
-    reading.confirm(_ids(target, text))
+    context = draft_context(translator)
+    context.confirm(_ids(target, text))
     found["same_tokenizer"] = translator.identity
-    found["draft_steps_per_target_token"] = round(len(reading.draft_ids) / max(len(_ids(target, text)), 1), 3)
+    found["draft_steps_per_target_token"] = round(len(context.draft_ids) / max(len(_ids(target, text)), 1), 3)
     found["special_tokens"] = {_name(target, i): _shown(draft, m) for i, m in translator.specials.to_draft.items()}
     found["draft_ends"] = {_name(draft, i): _name(target, translator.specials.to_target[i])
                            for i in sorted(draft.eos) if i in translator.specials.to_target}

@@ -1,8 +1,6 @@
 """The draft model in sglang's own model runner, with a KV pool and positions of its own.
 
-Lengths and positions are counted in the draft's tokens, so nothing of the target's pool can be shared. A request's
-place is a row of a private table; the slots it was given stay with it until it leaves, so that going back after a
-rejected draft costs nothing.
+Lengths and positions are counted in the draft's tokens, so nothing of the target's pool can be shared.
 """
 
 from __future__ import annotations
@@ -10,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,26 +19,27 @@ from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, Forw
 from sglang.srt.model_executor.pool_configurator import MemoryPoolConfig
 from sglang.srt.runtime_context import get_memory, get_schedule
 
+from .draft_pool import DraftPool, DraftRow
 from .pair import draft_attention, tokens_in
 
 logger = logging.getLogger(__name__)
-GROWTH = 64
-"""Slots that a request is given at a time."""
 
 
-@dataclass
-class DraftRow:
-    """A request's place in the draft's pool.
+@dataclass(frozen=True)
+class DecodeInputs:
+    """What decode steps in a row need besides their tokens.
 
     Attributes:
-        index: row of the table, from 1 on; row 0 is padding.
-        ids: the tokens whose keys and values are in the pool, in order.
-        slots: the slots it holds, by position; more than `ids`, in whole pages.
+        index: [n] int64, the requests' rows of the pool's table.
+        positions: [steps, n] int64, in the draft's tokens.
+        slots: [steps, n] int64, the KV slots of these positions.
+        held: [n] ids that the cache holds before the first step.
     """
 
-    index: int
-    ids: list[int] = field(default_factory=list)
-    slots: int = 0
+    index: torch.Tensor
+    positions: torch.Tensor
+    slots: torch.Tensor
+    held: list[int]
 
 
 class DraftRunner:
@@ -51,33 +50,33 @@ class DraftRunner:
         server_args: the server's.
         gpu_id, nccl_port: as sglang hands them to a speculative worker.
         random_seed: the target's.
-        alone: scope in which the model is this rank's own.
+        single_rank: scope in which the model is this rank's own.
 
     Raises:
         ValueError: the attention backend that the operator named cannot serve this draft.
     """
 
     def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, random_seed: int | None = None,
-                 alone: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
+                 single_rank: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
         from sglang.srt.layers.moe.utils import draft_model_build_scope
         from sglang.srt.runtime_context import attention_backends, get_spec
 
         backend = draft_attention(get_spec().speculative_draft_attention_backend, attention_backends()[0],
                                   latent=_model_config(server_args).attention_arch == AttentionArch.MLA)
-        self._alone = alone
-        with draft_model_build_scope(), _as_served(), alone():
+        self._single_rank = single_rank
+        with draft_model_build_scope(), _as_served(), single_rank():
             self._worker = TpModelWorker(server_args=server_args, gpu_id=gpu_id, nccl_port=nccl_port,
                                          is_draft_worker=True, draft_attention_backend=backend,
                                          random_seed=random_seed)
         self.runner = self._worker.model_runner
         self.device = self.runner.device
         self.vocab_size: int = self.runner.model_config.vocab_size
-        self.context: int = self.runner.model_config.context_len
+        self.context_len: int = self.runner.model_config.context_len
 
     def tokens_in(self, memory: int) -> int:
         """How many of its tokens so many bytes hold, by sglang's own account. No layer forgets anything, so one with a
         window costs as any other."""
-        with (self._alone(), get_schedule().override(swa_full_tokens_ratio=1.0),
+        with (self._single_rank(), get_schedule().override(swa_full_tokens_ratio=1.0),
               get_memory().override(disable_radix_cache=False)):
             self.runner.init_kv_cache_configurator()
             return tokens_in(self.runner.kv_cache_configurator, memory)
@@ -91,25 +90,18 @@ class DraftRunner:
         """
         page = get_schedule().page_size
         tokens = max(tokens // page, 2) * page
-        with self._alone():
+        with self._single_rank():
             self._worker.alloc_memory_pool(memory_pool_config=MemoryPoolConfig(
                 max_total_num_tokens=tokens, max_running_requests=rows, full_max_total_num_tokens=tokens,
                 swa_max_total_num_tokens=tokens))
-        self.use_pool(self.runner.token_to_kv_pool_allocator, self.runner.req_to_token_pool.req_to_token, page, tokens,
-                  rows)
-        if tokens <= 2 * self._growth:
+        self.pool = DraftPool(self.runner.token_to_kv_pool_allocator, self.runner.req_to_token_pool.req_to_token, page,
+                              tokens, rows, self.context_len)
+        if tokens <= 2 * self.pool.growth:
             logger.warning("UAG: the draft's pool holds %d tokens, so hardly anything will be drafted; raise "
                            "--max-total-tokens or --mem-fraction-static", tokens)
 
-    def use_pool(self, allocator: Any, table: torch.Tensor, page: int, tokens: int, rows: int) -> None:
-        """Keep requests in this pool. `table`: [rows + 1, positions] int32, each request's slots."""
-        self._allocator, self._table, self._page = allocator, table, page
-        self._growth = _whole(GROWTH, page)
-        self.tokens, self.rows = tokens, min(rows, len(table) - 1)
-        self._free = list(range(self.rows, 0, -1))
-
     def init_attention_backends(self) -> None:
-        with self._alone():
+        with self._single_rank():
             self._worker.init_attention_backends()
 
     def init_cuda_graphs(self) -> None:
@@ -121,50 +113,8 @@ class DraftRunner:
         from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
         self.runner.spec_algorithm = SpeculativeAlgorithm.NONE
-        with self._alone():
+        with self._single_rank():
             self._worker.init_cuda_graphs()
-
-    def open(self) -> DraftRow | None:
-        """A place for a request, or None if all are taken."""
-        return DraftRow(self._free.pop()) if self._free else None
-
-    def close(self, row: DraftRow) -> None:
-        """Give a place and its slots back. Only between forwards: whatever still runs may read them."""
-        if row.slots:
-            self._allocator.free(self._table[row.index, : row.slots].to(torch.int64))
-        row.ids, row.slots = [], 0
-        self._free.append(row.index)
-
-    @property
-    def idle(self) -> bool:
-        """Whether no request holds a place or a slot."""
-        return len(self._free) == self.rows and self._allocator.available_size() >= self.tokens
-
-    @property
-    def usage(self) -> str:
-        """How much of the pool is held, for the log."""
-        return (f"{self.rows - len(self._free)} of {self.rows} places, "
-                f"{self.tokens - self._allocator.available_size()} of {self.tokens} tokens held")
-
-    def reserve(self, row: DraftRow, length: int) -> bool:
-        """Make room for `length` tokens; False if the pool is full or the context ends before."""
-        width = self._table.shape[1]
-        if length > min(self.context, width):
-            return False
-        missing = length - row.slots
-        if missing <= 0:
-            return True
-        least = _whole(missing, self._page)
-        size = max(min(_whole(missing, self._growth), _whole(width - row.slots, self._page)), least)
-        slots = self._allocator.alloc(size)
-        if slots is None and least < size:
-            slots = self._allocator.alloc(least)
-        if slots is None:
-            return False
-        slots = slots[: width - row.slots]  # of the last page, what the table has room for: any slot frees its page
-        self._table[row.index, row.slots : row.slots + len(slots)] = slots.to(self._table.dtype)
-        row.slots += len(slots)
-        return True
 
     def extend(self, rows: Sequence[DraftRow], ids: Sequence[Sequence[int]]) -> torch.Tensor:
         """Read more tokens of each request; every row has room for them.
@@ -183,7 +133,8 @@ class DraftRunner:
         sent = _to(self.device, [flat, positions, owner])
         lens = _to(self.device, [[row.index for row in rows], before, new])
         starts = torch.cumsum(lens[2], 0) - lens[2]
-        batch = self._batch(ForwardMode.EXTEND, sent[0], lens[0], lens[1] + lens[2], sent[1], owner=sent[2],
+        slots = self.pool.table[sent[2], sent[1]].to(torch.int64)
+        batch = self._batch(ForwardMode.EXTEND, sent[0], lens[0], lens[1] + lens[2], sent[1], slots=slots,
                             lengths=[a + b for a, b in zip(before, new, strict=True)])
         batch.extend_num_tokens = len(flat)
         batch.extend_seq_lens, batch.extend_prefix_lens = lens[2].int(), lens[1].int()
@@ -195,31 +146,40 @@ class DraftRunner:
             row.ids += more
         return self._forward(batch)
 
-    def decode(self, rows: Sequence[DraftRow], tokens: torch.Tensor, steps: int) -> torch.Tensor:
-        """One more token of each request.
+    def decode(self, rows: Sequence[DraftRow], tokens: torch.Tensor) -> torch.Tensor:
+        """One more token of each request, [n] int64, which the caller appends to `row.ids`: [n, vocab] logits."""
+        return self.decode_step(self.decode_inputs(rows, 1), 0, tokens)
 
-        The caller appends the tokens to `row.ids` once they are on the host.
+    def decode_inputs(self, rows: Sequence[DraftRow], steps: int) -> DecodeInputs:
+        """What `steps` decode steps in a row need besides their tokens, in one transfer. Every row has slots for it."""
+        held = [len(row.ids) for row in rows]
+        index, first = _to(self.device, [[row.index for row in rows], held])
+        positions = first + torch.arange(steps, device=self.device)[:, None]
+        return DecodeInputs(index, positions, self.pool.table[index, positions].to(torch.int64), held)
+
+    def decode_step(self, inputs: DecodeInputs, step: int, tokens: torch.Tensor) -> torch.Tensor:
+        """One of the decode steps, for the first requests of the inputs.
 
         Args:
-            rows: [n].
-            tokens: [n] int64, the next token of each.
-            steps: how many tokens, since `row.ids`, are in the pool already.
+            step: from 0 on.
+            tokens: [n] int64, at most as many as the inputs' requests.
 
         Returns:
             [n, vocab] logits.
         """
-        lengths = [len(row.ids) + steps for row in rows]
-        index, positions = _to(self.device, [[row.index for row in rows], lengths])
-        return self._forward(self._batch(ForwardMode.DECODE, tokens, index, positions + 1, positions, owner=index,
-                                         lengths=[n + 1 for n in lengths]))
+        n = len(tokens)
+        positions = inputs.positions[step, :n]
+        return self._forward(self._batch(
+            ForwardMode.DECODE, tokens, inputs.index[:n], positions + 1, positions, slots=inputs.slots[step, :n],
+            lengths=[held + step + 1 for held in inputs.held[:n]]))
 
     def _batch(self, mode: ForwardMode, ids: torch.Tensor, rows: torch.Tensor, seq_lens: torch.Tensor,
-               positions: torch.Tensor, *, owner: torch.Tensor, lengths: list[int]) -> ForwardBatch:
+               positions: torch.Tensor, *, slots: torch.Tensor, lengths: list[int]) -> ForwardBatch:
         from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
         batch = ForwardBatch(
             forward_mode=mode, batch_size=len(rows), input_ids=ids, req_pool_indices=rows, seq_lens=seq_lens,
-            out_cache_loc=self._table[owner, positions].to(torch.int64), seq_lens_sum=sum(lengths),
+            out_cache_loc=slots, seq_lens_sum=sum(lengths),
             orig_seq_lens=seq_lens, seq_lens_cpu=torch.tensor(lengths, dtype=torch.int64), positions=positions,
             spec_algorithm=SpeculativeAlgorithm.NONE, capture_hidden_mode=CaptureHiddenMode.NULL,
             return_hidden_states_before_norm=False)
@@ -230,14 +190,9 @@ class DraftRunner:
 
     @torch.no_grad()
     def _forward(self, batch: ForwardBatch) -> torch.Tensor:
-        with self._alone():
+        with self._single_rank():
             logits = self.runner.forward(batch).logits_output.next_token_logits
         return logits[: batch.batch_size, : self.vocab_size]
-
-
-def _whole(count: int, of: int) -> int:
-    """The next multiple."""
-    return -(-count // of) * of
 
 
 def _to(device: Any, lists: Sequence[Sequence[int]]) -> list[torch.Tensor]:

@@ -13,11 +13,9 @@ from sglang.srt.model_executor.pool_configurator import create_memory_pool_confi
 from sglang.srt.runtime_context import get_model, get_schedule, get_spec
 
 from ..config import Settings
-from .override import read_override
-from .refusal import refusal_of
-from .specials import SpecialMap
-from .translation import Translator
-from .vocabulary import Vocabulary
+from .text.specials import SpecialMap, read_override
+from .text.translator import Translator, refusal_of
+from .text.vocabulary import Vocabulary
 
 logger = logging.getLogger(__name__)
 SAMPLE = ("The harbour office opens at half past six. Mrs. Halloran keeps 214 keys there, and a cat.\n\n"

@@ -1,4 +1,4 @@
-"""Tensor parallelism: the first rank drafts, and all of them verify the same chains.
+"""Tensor parallelism: the first rank drafts, and all ranks verify the same draft tokens.
 
 Draft lengths are chosen by the clock, which tells each rank something else. Every rank holds the whole draft all the
 same: a small model's heads need not be divisible, and pools are as large as the fullest rank allows anyway.
@@ -32,7 +32,7 @@ class Ranks:
         """Whether this one drafts."""
         return bool(self._group.rank_in_group == 0)
 
-    def chains(self, chains: list[list[int]] | None, n: int, width: int) -> list[list[int]]:
+    def broadcast_chains(self, chains: list[list[int]] | None, n: int, width: int) -> list[list[int]]:
         """The first rank's chains, on every rank.
 
         Args:
@@ -48,14 +48,14 @@ class Ranks:
         torch.distributed.broadcast(sent, src=self._group.ranks[0], group=self._group.cpu_group)
         return [row[1 : 1 + row[0]] for row in sent.tolist()]
 
-    def agree(self, sampled: torch.Tensor) -> torch.Tensor:
-        """The first rank's samples, [n * width] int32 on the device, on every rank, as sglang's own verifications have
-        it: probabilities may differ in their last bits, and one other token would be another length."""
+    def broadcast(self, sampled: torch.Tensor) -> torch.Tensor:
+        """The first rank's samples, [n * width] int32 on the device, on every rank, as in sglang's own
+        verifications: probabilities may differ in their last bits, and another token would be another length."""
         if self.several:
             self._group.broadcast(sampled, src=0)
         return sampled
 
-    def alone(self) -> AbstractContextManager[None]:
+    def single_rank(self) -> AbstractContextManager[None]:
         """A scope in which a model is this rank's own: it is built, captured and run as without tensor parallelism."""
         if not self.several:
             return nullcontext()

@@ -1,15 +1,17 @@
 """The speculative worker: drafts by a model of another tokenizer, verified by the engine's own sampler.
 
-One round: what was confirmed is translated, the draft model writes, its text becomes chains of the target's ids, one
-forward of the target looks at all of them, every position is sampled, and the prefix that agrees stands. Where nobody
-drafts, a round is a plain decoding step.
+One step has four parts. `begin` forgets who has left. `propose` translates what was confirmed, lets the draft model
+write, and translates its text into the target's tokens: a frozen `Draft`. `verify` is one forward of the target over
+all of them, in which every place is sampled and the prefix that agrees stands. `finish` hands the result to the engine.
+Where nobody drafts, a step is a plain decoding step.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,18 +25,21 @@ from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 from sglang.srt.speculative.spec_utils import record_stream_for_v2_verify
 
 from ..config import Settings
+from .draft import Draft
 from .draft_runner import DraftRunner
+from .drafter import Drafter
 from .fixed_lengths import FixedLengths
 from .lengths import LengthControl
 from .pair import Pair
 from .proposer import Proposer
 from .ranks import Ranks
-from .rounds import Drafter
-from .translation import Translator
-from .verifier import UagVerifyInput, Verifier
-from .verify import Chains
+from .text.draft_context import draft_context
+from .text.translator import Translator
+from .verify import UagVerifyInput, Verified, Verifier
 
 logger = logging.getLogger(__name__)
+Publish = Callable[[torch.Tensor], None]
+"""sglang's: takes [n] int, the new lengths of the texts, as soon as they are known."""
 
 
 def needs_fixed_width(device: Any) -> bool:
@@ -66,9 +71,9 @@ class UagWorker(BaseSpecWorker):
         pair = Pair.load(target_worker.tokenizer, runner.model_config)
         translator = pair.translator()
         self._ranks = Ranks(get_parallel().tp_group)
-        draft = DraftRunner(server_args, gpu_id, nccl_port, target_worker.random_seed, self._ranks.alone)
+        draft = DraftRunner(server_args, gpu_id, nccl_port, target_worker.random_seed, self._ranks.single_rank)
         draft.allocate(pair.pool_tokens(runner, draft), get_schedule().max_running_requests)
-        self._draft, self._verifier = draft, Verifier(runner, self._ranks.agree)
+        self._draft, self._verifier = draft, Verifier(runner, self._ranks.broadcast)
         self._fixed_width = needs_fixed_width(self.device)
         self._proposer = self._first_ranks(translator) if self._ranks.first else None
         logger.info("UAG: %s", pair.summary(translator))
@@ -77,7 +82,9 @@ class UagWorker(BaseSpecWorker):
         """What drafts, which other ranks do not."""
         lengths = FixedLengths if Settings.from_environment().uag_lengths == "fixed" else LengthControl
         chunk = get_schedule().chunked_prefill_size or 0
-        drafter = Drafter(translator, self._draft, lengths(self.width, fixed=self._fixed_width),
+        draft = translator.draft
+        drafter = Drafter(partial(draft_context, translator), {*draft.eos, *draft.special}, self._draft,
+                          lengths(self.width, fixed=self._fixed_width),
                           chunk if chunk > 0 else 8192)
         return Proposer(drafter, self.width, fixed_width=self._fixed_width,
                         overlap=not get_schedule().disable_overlap_schedule)
@@ -101,79 +108,90 @@ class UagWorker(BaseSpecWorker):
         """Forget every request; sglang calls this when none is left."""
         if self._proposer is not None:
             self._proposer.clear()
-        if self._draft.idle:
+        if self._draft.pool.idle:
             logger.info("UAG: draft pool empty")
         else:
-            logger.error("UAG: draft pool leaks: %s", self._draft.usage)
+            logger.error("UAG: draft pool leaks: %s", self._draft.pool.usage)
 
     def note_request_finished(self, *, rid: str, natural_stop: bool) -> None:
         if self._proposer is not None:
             self._proposer.note_finished(rid)
 
-    def forward_batch_generation(self, batch: Any, on_publish: Callable[[torch.Tensor], None] | None = None,
-                                 pp_proxy_tensors: Any = None) -> GenerationBatchResult:
+    def forward_batch_generation(self, batch: Any, on_publish: Publish | None = None, pp_proxy_tensors: Any = None
+                                 ) -> GenerationBatchResult:
+        """One step: begin, propose, verify, finish. Of a prefill there is nothing to propose."""
+        self._begin(batch)
+        if not batch.forward_mode.is_decode():
+            return self._prefill(batch, on_publish)
+        draft = self._propose(batch)
+        verified = self._verify(batch, draft, on_publish)
+        return self._finish(batch, draft, verified)
+
+    def _begin(self, batch: Any) -> None:
+        """Keep the batch's tensors for this stream, and forget the requests that have left."""
         record_stream_for_v2_verify(batch, None, torch.get_device_module(self.device).current_stream())
         if self._proposer is not None:
             self._proposer.begin(batch)
-        if batch.forward_mode.is_decode():
-            return self._decode(batch, on_publish)
-        return self._prefill(batch, on_publish)
 
-    # Prefill
+    def _propose(self, batch: Any) -> Draft:
+        """The first rank's draft tokens, on every rank."""
+        own = self._proposer.propose(batch) if self._proposer is not None else None
+        chains = self._ranks.broadcast_chains(own, len(batch.reqs), self.width)
+        return Draft.of(chains, self.width if self._fixed_width else max(map(len, chains)), self.device)
 
-    def _prefill(self, batch: Any, on_publish: Callable[[torch.Tensor], None] | None) -> GenerationBatchResult:
-        result = self._target_worker.forward_batch_generation(batch)
+    def _verify(self, batch: Any, draft: Draft, on_publish: Publish | None) -> Verified:
+        """One forward of the target over all places, and their samples."""
+        seq_lens = batch.seq_lens
+        verify_input = self._verifier.input(batch, draft)
+        batch.forward_mode, batch.input_ids = ForwardMode.TARGET_VERIFY, draft.input_ids
+        batch.out_cache_loc = draft.slots(batch.req_to_token_pool.req_to_token, batch.req_pool_indices,
+                                          verify_input.positions)
+        batch.spec_info = verify_input
+        forward = self._target_worker.forward_batch_generation(batch, is_verify=True)
+        sampled, accept_lens = self._verifier.sample(batch, forward.logits_output, draft, verify_input)
+        if draft.padded:
+            sampled = sampled.clamp(min=0)
+        if batch.return_logprob:
+            compute_spec_logprobs(batch, forward.logits_output, sampled, chain_stride=draft.width)
+        verified = Verified(forward, sampled, accept_lens, seq_lens + accept_lens)
+        if on_publish is not None:
+            on_publish(verified.new_seq_lens)
+        batch.forward_mode = ForwardMode.DECODE
+        return verified
+
+    def _finish(self, batch: Any, draft: Draft, verified: Verified) -> GenerationBatchResult:
+        """What the engine takes into the requests, and what it relays to the next step."""
+        n, width = draft.tokens.shape
+        tokens = torch.zeros(n, self.width, dtype=torch.int32, device=self.device)
+        tokens[:, :width] = verified.tokens.view(n, width)
+        if self._proposer is not None and torch.device(self.device).type == "cpu":
+            self._proposer.measure()
+        return self._result(verified, tokens, width)
+
+    def _prefill(self, batch: Any, on_publish: Publish | None) -> GenerationBatchResult:
+        forward = self._target_worker.forward_batch_generation(batch)
         new_seq_lens = batch.seq_lens.clone()
         if on_publish is not None:
             on_publish(new_seq_lens)
         if self._proposer is not None:
             self._proposer.read_prompts(batch)
         n = len(batch.seq_lens)
-        accept_tokens = torch.zeros(n, self.width, dtype=torch.int32, device=self.device)
-        accept_tokens[:, 0] = result.next_token_ids
-        accept_lens = torch.ones(n, dtype=torch.int32, device=self.device)
-        return self._result(result, result.next_token_ids, accept_tokens, accept_lens, new_seq_lens, self.width)
-
-    # Decode
-
-    def _decode(self, batch: Any, on_publish: Callable[[torch.Tensor], None] | None) -> GenerationBatchResult:
-        own = self._proposer.chains(batch) if self._proposer is not None else None
-        chains = self._ranks.chains(own, len(batch.reqs), self.width)
-        width = self.width if self._fixed_width else max(map(len, chains))
-        result = self._verify(batch, Chains.of(chains, width, self.device), chains, on_publish)
-        if self._proposer is not None and torch.device(self.device).type == "cpu":
-            self._proposer.measure()
-        return result
-
-    # Verification
-
-    def _verify(self, batch: Any, chains: Chains, on_host: Sequence[Sequence[int]],
-                on_publish: Callable[[torch.Tensor], None] | None) -> GenerationBatchResult:
-        seq_lens, width, n = batch.seq_lens, chains.width, len(on_host)
-        verify_input = self._verifier.input(batch, chains)
-        batch.forward_mode, batch.input_ids = ForwardMode.TARGET_VERIFY, chains.input_ids
-        batch.out_cache_loc = chains.slots(batch.req_to_token_pool.req_to_token, batch.req_pool_indices,
-                                           verify_input.positions)
-        batch.spec_info = verify_input
-        result = self._target_worker.forward_batch_generation(batch, is_verify=True)
-        sampled, accept_lens = self._verifier.sample(batch, result.logits_output, chains, on_host, verify_input)
-        if chains.padded:
-            sampled = sampled.clamp(min=0)
-        new_seq_lens = seq_lens + accept_lens
-        if batch.return_logprob:
-            compute_spec_logprobs(batch, result.logits_output, sampled, chain_stride=width)
-        if on_publish is not None:
-            on_publish(new_seq_lens)
-        batch.forward_mode = ForwardMode.DECODE
         tokens = torch.zeros(n, self.width, dtype=torch.int32, device=self.device)
-        tokens[:, :width] = sampled.view(n, width)
-        return self._result(result, sampled, tokens, accept_lens, new_seq_lens, width)
+        tokens[:, 0] = forward.next_token_ids
+        one = torch.ones(n, dtype=torch.int32, device=self.device)
+        return self._result(Verified(forward, forward.next_token_ids, one, new_seq_lens), tokens, self.width)
 
-    def _result(self, forward: Any, next_token_ids: torch.Tensor, accept_tokens: torch.Tensor,
-                accept_lens: torch.Tensor, new_seq_lens: torch.Tensor, width: int) -> GenerationBatchResult:
-        relay = UagVerifyInput(draft_token_num=self.width, new_seq_lens=new_seq_lens,
+    def _result(self, verified: Verified, accept_tokens: torch.Tensor, width: int) -> GenerationBatchResult:
+        """The engine's result of a step.
+
+        Args:
+            accept_tokens: [n, configured width] int32, what was confirmed first in each row.
+            width: of the step.
+        """
+        forward, accept_lens = verified.forward, verified.accept_lens
+        relay = UagVerifyInput(draft_token_num=self.width, new_seq_lens=verified.new_seq_lens,
                                accept_tokens=accept_tokens.flatten(), accept_lens=accept_lens)
         return GenerationBatchResult(
-            logits_output=forward.logits_output, next_token_ids=next_token_ids,
-            can_run_cuda_graph=forward.can_run_cuda_graph, accept_lens=accept_lens, new_seq_lens=new_seq_lens,
-            next_draft_input=relay, speculative_num_draft_tokens=width)
+            logits_output=forward.logits_output, next_token_ids=verified.tokens,
+            can_run_cuda_graph=forward.can_run_cuda_graph, accept_lens=accept_lens,
+            new_seq_lens=verified.new_seq_lens, next_draft_input=relay, speculative_num_draft_tokens=width)

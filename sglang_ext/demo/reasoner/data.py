@@ -15,11 +15,9 @@ from typing import Final
 import torch
 from tokenizers import Tokenizer
 
+from ...training import IGNORED
 from . import messages, tasks
 from .tokenizer import END_THINK, IM_END, THINK
-
-IGNORED: Final = -100
-"""Label of a position without loss, as torch's cross entropy reads it."""
 
 # Shares of questions. The easy kinds are learned from few.
 _WEIGHTS: Final = {"sum": 33, "chain": 37, "largest": 8, "count": 8, "say": 5, "fact": 5, "other": 4}

@@ -12,8 +12,9 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer
 
+from ...training import byte_level_bpe
 from . import messages, tasks
 
 VOCABULARY: Final = 768
@@ -30,14 +31,8 @@ def build_tokenizer(seed: int) -> Tokenizer:
     Returns:
         A tokenizer of `VOCABULARY` ids; special tokens come first, then the bytes, then the merges.
     """
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)])
-    tokenizer.decoder = decoders.ByteLevel()
     specials = [AddedToken(t, special=True) for t in (END_OF_TEXT, IM_START, IM_END, THINK, END_THINK)]
-    trainer = trainers.BpeTrainer(vocab_size=VOCABULARY, special_tokens=specials, show_progress=False,
-                                  initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()))
-    tokenizer.train_from_iterator(_corpus(seed), trainer)
+    tokenizer = byte_level_bpe(_corpus(seed), VOCABULARY, specials, digits=True)
     return _with_visible_markers(tokenizer)
 
 

@@ -3,8 +3,8 @@
 At a proven boundary two things hold: text appended later changes no id before it, and what follows it is encoded alone
 as it is encoded in its context. So only the text since the last one has to be encoded again. Two proofs:
 
-- Pre-tokens. A pattern that looks no further than two pre-tokens ahead has settled those with two complete ones after
-  them, and it can begin anew at a boundary.
+- Pre-tokens. A pattern that looks no further than two pre-tokens ahead cannot change a pre-token with two complete ones
+  after it, and it can begin anew at a boundary.
 - Letters. Where the text is not split by a pattern, two neighbours that stand side by side in no piece of the
   vocabulary belong to two ids, whatever surrounds them: BPE never merges across them, and no piece that Unigram could
   choose spans them.
@@ -15,7 +15,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 
-SETTLING = 3  # pre-tokens after a boundary that settle it: two complete ones, and the last, which may still grow
+STABLE_AFTER = 3  # pre-tokens after a boundary that make it stable: two complete ones, and the last, which may grow
 
 
 class Boundaries:
@@ -55,7 +55,7 @@ class Boundaries:
         for k in range(len(ends) - 1, 0, -1):
             if words[k] == words[k - 1]:
                 continue
-            if after >= SETTLING and ends[k - 1] <= size - self._longest_added:
+            if after >= STABLE_AFTER and ends[k - 1] <= size - self._longest_added:
                 return k
             after += 1
         return 0

@@ -10,7 +10,7 @@ import json
 import re
 from typing import Any, NamedTuple, Protocol
 
-from ..vocab import components, kind_of, ranks_of, sentencepiece_of
+from ...vocab import components, kind_of, ranks_of, sentencepiece_of
 
 _UNMATCHABLE = "\ufdd0{}"  # a noncharacter: Unicode keeps it out of text
 _CHARACTER_CLASS = re.compile(r"\[(?:\\.|[^\]\\])*\]")

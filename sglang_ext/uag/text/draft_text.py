@@ -22,20 +22,20 @@ class DraftText:
 
     Attributes:
         ids: the draft's ids so far.
-        stable: ids at the start that the last `extend` left as they were.
+        num_unchanged: ids at the start that the last `extend` left as they were.
         pending: bytes at the end that begin a character; they are not in `ids`.
-        blind: why the end of the text is not in `ids`; None where it is.
-        encoded: ids that all encodings so far came to; a failed one counts its bytes.
+        unavailable_reason: why the end of the text is not in `ids`; None where it is.
+        num_encoded: ids that all encodings so far produced; a failed encoding counts its bytes.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self.ids: list[int] = [] if vocabulary.bos is None else [vocabulary.bos]
-        self.stable = 0
+        self.num_unchanged = 0
         self.pending = b""
-        self.blind: str | None = vocabulary.fault
-        self.encoded = 0
-        self._settled = len(self.ids)  # ids that no text to come can change
+        self.unavailable_reason: str | None = vocabulary.fault
+        self.num_encoded = 0
+        self._num_stable = len(self.ids)  # ids that no text to come can change
         self._tail = b""  # the text after them
         self._start = True  # whether nothing stands before the tail
         self._reason = ""  # why the last failed encoding failed
@@ -48,18 +48,18 @@ class DraftText:
 
     def extend(self, parts: Iterable[Part]) -> None:
         """Append text and atoms."""
-        kept = self._settled
+        kept = self._num_stable
         before = self.ids[kept:]
         del self.ids[kept:]
-        self.blind = self._vocabulary.fault
-        if self.blind is None:
+        self.unavailable_reason = self._vocabulary.fault
+        if self.unavailable_reason is None:
             for part in parts:
                 if isinstance(part, bytes):
                     self._tail += part
                 else:
                     self._end_run(part)
             self._read_tail()
-        self.stable = kept + common_prefix(before, self.ids[kept:])
+        self.num_unchanged = kept + common_prefix(before, self.ids[kept:])
 
     def _end_run(self, atom: tuple[int, ...]) -> None:
         """An atom is no text: what stands before it is complete."""
@@ -67,21 +67,21 @@ class DraftText:
             self._retry = 0
             self._write(self._tail)
             self._restart(b"")
-            self.blind = None
+            self.unavailable_reason = None
         if atom:
             self.ids += atom
             self._restart(b"")
 
     def _restart(self, tail: bytes) -> None:
-        """All ids so far are settled; `tail` is what they leave."""
-        self._settled, self._tail, self._start, self._retry = len(self.ids), tail, False, 0
+        """No text to come can change the ids so far; `tail` is the text after them."""
+        self._num_stable, self._tail, self._start, self._retry = len(self.ids), tail, False, 0
 
     def _read_tail(self) -> None:
         held = incomplete(self._tail)
         body = self._tail[: len(self._tail) - held]
         self.pending = self._tail[len(body) :]
         if len(self._tail) < self._retry:
-            self.blind = f"no boundary in {len(self._tail)} bytes of text"
+            self.unavailable_reason = f"no boundary in {len(self._tail)} bytes of text"
         elif body:
             self._write(body)
 
@@ -92,10 +92,10 @@ class DraftText:
             return
         base = len(self.ids)
         self.ids += segment.ids
-        settled = segment.settled or (self._synchronised(body, segment) if len(body) > LONG else 0)
-        if settled:
-            self._tail = self._tail[segment.ends[settled - 1] :]
-            self._settled, self._start, self._retry = base + settled, False, 0
+        num_stable = segment.num_stable or (self._synchronised(body, segment) if len(body) > LONG else 0)
+        if num_stable:
+            self._tail = self._tail[segment.ends[num_stable - 1] :]
+            self._num_stable, self._start, self._retry = base + num_stable, False, 0
         elif len(body) > MOST:
             self._retry = 2 * len(body)
 
@@ -104,9 +104,9 @@ class DraftText:
             segment = self._vocabulary.segment(body, start)
         except Untranslatable as error:
             self._reason = str(error)
-            self.encoded += len(body)
+            self.num_encoded += len(body)
             return None
-        self.encoded += len(segment.ids)
+        self.num_encoded += len(segment.ids)
         return segment
 
     def _synchronised(self, body: bytes, segment: Segment) -> int:
@@ -126,7 +126,7 @@ class DraftText:
         if not before and last == body:
             head, last = _split_for_retry(body)
             if not head:
-                self.blind = self._reason
+                self.unavailable_reason = self._reason
                 return
             before = head.splitlines(keepends=True)
         for run in filter(None, before):

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 from tqdm import tqdm
 
-from .. import cpu
-from .train_draft_prompts import Prompt
+from ... import cpu
+from .prompts import Prompt
 
 SAMPLED_EVERY = 4
 """Every fourth continuation is sampled, the others are greedy: drafts are judged by the target's likeliest token, but a
@@ -125,7 +125,7 @@ class TransformersGenerator:
         ends = set(ends) if isinstance(ends, list) else {ends}
         stop = next((i for i, token in enumerate(ids) if token in ends), None)
         kept = ids if stop is None else ids[:stop]
-        return self._tokenizer.decode(kept, clean_up_tokenization_spaces=False), stop is not None
+        return str(self._tokenizer.decode(kept, clean_up_tokenization_spaces=False)), stop is not None
 
     def close(self) -> None:
         del self._model

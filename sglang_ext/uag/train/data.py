@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .train_draft_prompts import Prompt, PromptMaker
-from .train_draft_texts import Text
+from ...training import IGNORED
+from .prompts import Prompt, PromptMaker
+from .texts import Text
 
-IGNORED = -100
-"""Label of a position without loss."""
 _CUT_SHARE = 0.04
 _SYNTHETIC_SHARE = 0.4
 _DRILL_SHARE = 0.2

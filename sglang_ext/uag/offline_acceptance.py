@@ -13,8 +13,10 @@ from typing import Any
 
 import torch
 
-from .drafted import common_prefix
-from .translation import Proposal, Reading, Translator
+from .text.draft_context import DraftContext, draft_context
+from .text.draft_text import common_prefix
+from .text.proposal import Proposal
+from .text.translator import Translator
 
 _NOTHING = Proposal((), None, 0)
 
@@ -81,31 +83,31 @@ def play(model: Any, translator: Translator, texts: Sequence[Played], width: int
     Returns:
         A tally for each text.
     """
-    readings = [translator.begin() for _ in texts]
-    for reading, text in zip(readings, texts, strict=True):
-        reading.confirm(text.prompt)
+    contexts = [draft_context(translator) for _ in texts]
+    for context, text in zip(contexts, texts, strict=True):
+        context.confirm(text.prompt)
     tallies = [Tally() for _ in texts]
     done = [0] * len(texts)
     while active := [k for k, text in enumerate(texts) if done[k] < len(text.reply)]:
-        proposals = _propose(model, [readings[k] for k in active], width)
+        proposals = _propose(model, [contexts[k] for k in active], width)
         for k, proposal in zip(active, proposals, strict=True):
             wanted = texts[k].reply[done[k] :]
             proposed = proposal.ids[: len(wanted)]
             accepted = common_prefix(proposed, wanted)
             tallies[k].add(Tally(1, len(proposed), accepted, proposal.used))
             new = wanted[: accepted + 1]
-            readings[k].confirm(new)
+            contexts[k].confirm(new)
             done[k] += len(new)
             if confirmed is not None:
                 confirmed(len(new))
     return tallies
 
 
-def _propose(model: Any, readings: Sequence[Reading], width: int) -> list[Proposal]:
-    able = [k for k, reading in enumerate(readings) if reading.blind is None and reading.draft_ids]
-    out = [_NOTHING] * len(readings)
+def _propose(model: Any, contexts: Sequence[DraftContext], width: int) -> list[Proposal]:
+    able = [k for k, context in enumerate(contexts) if context.unavailable_reason is None and context.draft_ids]
+    out = [_NOTHING] * len(contexts)
     if able:
-        steps = 2 * max(readings[k].steps_for(width) for k in able)
-        for k, new in zip(able, continue_greedily(model, [readings[k].draft_ids for k in able], steps), strict=True):
-            out[k] = readings[k].propose(new, width)
+        steps = 2 * max(contexts[k].steps_for(width) for k in able)
+        for k, new in zip(able, continue_greedily(model, [contexts[k].draft_ids for k in able], steps), strict=True):
+            out[k] = contexts[k].propose(new, width)
     return out

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..vocab import added_tokens
-from .train_draft_texts import Text
+from ...vocab import added_tokens
+from .texts import Text
 
 SEPARATOR = "<|pad|>"
 """Stands between unrelated texts in training and pads batches; the draft never has to predict it."""
@@ -38,20 +38,17 @@ def train_tokenizer(target: Any, texts: Sequence[Text], size: int) -> Any:
     Raises:
         ValueError: the vocabulary cannot hold 256 bytes and the special tokens.
     """
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from tokenizers import AddedToken
     from transformers import PreTrainedTokenizerFast
+
+    from ...training import byte_level_bpe
 
     specials = [SEPARATOR, *special_strings(target, texts)]
     if size < 256 + len(specials):
         raise ValueError(f"vocabulary {size}: accepted is 256 bytes + {len(specials)} special tokens or more")
-    parts: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if splits_digits(target) else []
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*parts, pre_tokenizers.ByteLevel(add_prefix_space=False)])
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=size, show_progress=False, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        special_tokens=[AddedToken(s, normalized=False, special=True) for s in specials])
-    tokenizer.train_from_iterator(_without(specials, texts), trainer)
+    tokenizer = byte_level_bpe(_without(specials, texts), size,
+                               [AddedToken(s, normalized=False, special=True) for s in specials],
+                               digits=splits_digits(target))
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=target.eos_token, pad_token=SEPARATOR,
                                    chat_template=getattr(target, "chat_template", None),
                                    clean_up_tokenization_spaces=False)

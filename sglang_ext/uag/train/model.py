@@ -13,7 +13,8 @@ import torch
 from tqdm import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from .train_draft_data import IGNORED, Rows
+from ...training import labelled_logits, muon_and_adamw, step
+from .data import Rows
 
 _DECAY_FROM = 0.5
 """The rate is constant up to this share of the training, then falls to nothing along a cosine."""
@@ -88,7 +89,7 @@ class Training:
         self._recipe = {**asdict(plan), "recipe": recipe}
         self.losses: list[float] = []  # nats a token of a reply, by step
         self.seconds = 0.0
-        self._optimizers = _optimizers(model)
+        self._optimizers = muon_and_adamw(model, rates=(1.0, 1.0), weight_decay=0.05, beta2=0.95)
         if path.exists():
             self._load()
 
@@ -111,15 +112,9 @@ class Training:
 
     def _step(self, ids: torch.Tensor, labels: torch.Tensor, *, share: float) -> float:
         """One update from [batch, length] ids and labels; returns the loss before it."""
-        rate = self._plan.learning_rate(len(self.losses), share)
         loss = reply_loss(self.model, ids, labels)
-        loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        for optimizer in self._optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-            optimizer.step()
-            optimizer.zero_grad()
+        loss.backward()
+        step(self.model, self._optimizers, self._plan.learning_rate(len(self.losses), share))
         return loss.item()
 
     def _save(self) -> None:
@@ -146,18 +141,6 @@ def reply_loss(model: LlamaForCausalLM, ids: torch.Tensor, labels: torch.Tensor)
         ids: [batch, length] int64.
         labels: [batch, length] int64, IGNORED where there is no loss.
     """
-    with torch.autocast(ids.device.type, torch.bfloat16):
-        states = model.model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1]
-        wanted = labels[:, 1:] != IGNORED
-        logits = model.lm_head(states[wanted])
-    total = torch.nn.functional.cross_entropy(logits.float(), labels[:, 1:][wanted], reduction="sum")
-    return total / wanted.sum().clamp(min=1)
-
-
-def _optimizers(model: LlamaForCausalLM) -> list[torch.optim.Optimizer]:
-    """Muon for the layers' matrices, which needs far fewer tokens than AdamW does; AdamW for the rest."""
-    inner = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
-    chosen = {id(p) for p in inner}
-    outer = [p for p in model.parameters() if id(p) not in chosen]
-    return [torch.optim.Muon(inner, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"),
-            torch.optim.AdamW(outer, betas=(0.9, 0.95), weight_decay=0.0)]
+    logits, wanted = labelled_logits(model, ids, labels)
+    total = torch.nn.functional.cross_entropy(logits, wanted, reduction="sum")
+    return total / max(len(wanted), 1)

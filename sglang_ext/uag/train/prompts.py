@@ -13,7 +13,7 @@ from importlib.resources import files
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-_WORDS: dict[str, list[str]] = json.loads(files(__package__).joinpath("train_draft_words.json").read_text())
+_WORDS: dict[str, list[str]] = json.loads(files(__package__).joinpath("words.json").read_text())
 KINDS = ("chat", "copying", "code", "numbers")
 STYLES = ("chat", "answer", "plain")
 """As the chat template renders it, the same with thinking switched off, and the bare text."""

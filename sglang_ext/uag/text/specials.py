@@ -7,9 +7,12 @@ out of what the draft reads, and no proposal crosses it.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
+from ...config import SettingsError
 from .vocabulary import Vocabulary
 
 TURN_STARTS = ("<|im_start|>", "<start_of_turn>", "<|START_OF_TURN_TOKEN|>", "<|turn>")
@@ -54,6 +57,24 @@ class SpecialMap:
             if i in target.special or isinstance(meaning, tuple):
                 to_draft[i] = meaning
         return cls(to_draft, _reverse(target, draft, to_draft, chosen))
+
+
+def read_override(path: str) -> Mapping[str, str]:
+    """A JSON object, target token to draft token, or to "" for none; empty where no file is named.
+
+    Raises:
+        SettingsError: there is no such file, or it is no such object.
+    """
+    if not path:
+        return {}
+    try:
+        found = json.loads(Path(path).read_text())
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"--uag-map {path}: {error}; accepted: a JSON file") from None
+    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+        raise SettingsError(f"--uag-map {path}: accepted: a JSON object of target token to draft token, both strings; "
+                            '"" leaves a token out')
+    return found
 
 
 def _checked(target: Vocabulary, draft: Vocabulary, override: Mapping[str, str]) -> dict[str, Meaning]:

@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
-from ..vocab import UNKNOWN, added_tokens, kind_of, token_bytes
+from ...vocab import UNKNOWN, added_tokens, kind_of, token_bytes
 from .boundaries import Boundaries
 from .encoders import Encoder, describe, encoder_of
 
@@ -28,7 +28,7 @@ class Segment:
 
     ids: list[int]
     ends: list[int]  # [ids], bytes of the text up to the end of each id; the dummy space counts as none
-    settled: int  # ids before the last proven boundary, see `boundaries`; 0 where there is none
+    num_stable: int  # ids before the last proven boundary, see `boundaries`; 0 where there is none
 
 
 @dataclass
@@ -42,7 +42,7 @@ class Vocabulary:
         roles: the ids that the tokenizer names as `bos`, `eos` and `pad`.
         bos: the id that begins every text of the draft, None where it has none.
         eos: ids that end a text.
-        dummy_space: whether the start of a text is written with a space before it.
+        dummy_prefix: whether the start of a text is written with a space before it.
         fault: why this tokenizer cannot write plain English text back exactly; None where it can.
         kind: the kind of tokenizer in words.
     """
@@ -55,7 +55,7 @@ class Vocabulary:
     eos: frozenset[int]
     kind: str
     encoder: Encoder = field(repr=False)
-    dummy_space: bool = field(init=False, default=False)
+    dummy_prefix: bool = field(init=False, default=False)
     fault: str | None = field(init=False, default=None)
     _byte_ids: dict[int, int] = field(init=False, repr=False)
     _boundaries: Boundaries = field(init=False, repr=False)
@@ -94,7 +94,7 @@ class Vocabulary:
         text_added = [len(self.pieces[i]) for i in self.added if len(self.pieces[i]) > 1]
         self._boundaries = Boundaries(self.encoder.splits, self.pieces, max(text_added, default=0))
         first = self.encoder.encode("a", True).ids
-        self.dummy_space = b"".join(self.pieces[i] for i in first if i < len(self.pieces)) == b" a"
+        self.dummy_prefix = b"".join(self.pieces[i] for i in first if i < len(self.pieces)) == b" a"
         try:
             self.encode(_PROBE.encode(), start=False)
         except Untranslatable as error:
@@ -119,7 +119,7 @@ class Vocabulary:
         """
         ids: list[int] = []
         ends: list[int] = []
-        settled = 0
+        num_stable = 0
         position = 0
         for part, valid in _utf8_runs(data):
             if valid:
@@ -128,15 +128,15 @@ class Vocabulary:
                 dummy = found[-1] - len(part)
                 found = [max(end - dummy, 0) for end in found] if dummy else found
                 inner = self._boundaries.last(part, found, words)
-                settled = len(ids) + inner if inner or position else 0
+                num_stable = len(ids) + inner if inner or position else 0
                 ends += [position + end for end in found]
             else:
                 new = [self._byte_id(byte) for byte in part]
                 ends += range(position + 1, position + len(part) + 1)
-                settled = len(ids) + len(new)
+                num_stable = len(ids) + len(new)
             ids += new
             position += len(part)
-        return Segment(ids, ends, min(settled, max(len(ids) - 1, 0)))
+        return Segment(ids, ends, min(num_stable, max(len(ids) - 1, 0)))
 
     def writes(self, character: str) -> bool:
         """Whether the vocabulary can write this character, or this byte that is none, as `surrogateescape` has it."""
@@ -162,9 +162,9 @@ class Vocabulary:
     def _encode_text(self, data: bytes, start: bool) -> tuple[list[int], list[int] | None]:
         ids, words = self.encoder.encode(data.decode(), start)
         written = self._written(ids)
-        if written == data or (start and self.dummy_space and written == b" " + data):
+        if written == data or (start and self.dummy_prefix and written == b" " + data):
             return ids, words
-        if start and self.dummy_space:  # some tokenizers put spaces within the text, too: after added tokens
+        if start and self.dummy_prefix:  # some tokenizers put spaces within the text, too: after added tokens
             return self._encode_text(b" " + data, False)
         raise Untranslatable(f"{_shown(data)} would be written {_shown(written)}")
 

@@ -1,0 +1,1 @@
+"""Both ways between the texts of two tokenizers. Pure: no engine, no torch."""

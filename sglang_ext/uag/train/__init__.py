@@ -1,0 +1,1 @@
+"""Training of a small draft model on what a target writes."""
