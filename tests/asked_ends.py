@@ -78,9 +78,9 @@ def check_ends(server: servers.Server, tokenizer: PreTrainedTokenizerFast, name:
     """
     asked = [looping(tokenizer, -1, rid=f"{name}-asked-{i}") for i in range(4)]
     told = looping(tokenizer, {"max_tokens": 900, "message": "not this "}, rid=f"{name}-told")
-    late = looping(tokenizer, {"seconds": 0.25, "since": "first_token"})
+    late = looping(tokenizer, {"max_tokens": -1, "seconds": 0.25, "since": "first_token"})
     plain = looping(tokenizer, {"max_tokens": 40})
-    others = [late, plain, *([looping(tokenizer, {"loops": True, "message": "circles "})] if loop else [])]
+    others = [late, plain, *([looping(tokenizer, {"max_tokens": -1, "loops": True, "message": "circles "})] if loop else [])]
 
     def act() -> list[requests.Response]:
         time.sleep(0.2)
