@@ -80,7 +80,8 @@ def check_ends(server: servers.Server, tokenizer: PreTrainedTokenizerFast, name:
     told = looping(tokenizer, {"max_tokens": 900, "message": "not this "}, rid=f"{name}-told")
     late = looping(tokenizer, {"max_tokens": -1, "seconds": 0.25, "since": "first_token"})
     plain = looping(tokenizer, {"max_tokens": 40})
-    others = [late, plain, *([looping(tokenizer, {"max_tokens": -1, "loops": True, "message": "circles "})] if loop else [])]
+    circling = looping(tokenizer, {"max_tokens": -1, "loops": True, "message": "circles "})
+    others = [late, plain, *([circling] if loop else [])]
 
     def act() -> list[requests.Response]:
         time.sleep(0.2)

@@ -90,16 +90,14 @@ def still_missing(ids: Sequence[int]) -> int:
     if not len(periods):
         return int(_NEEDED.min())
     runs = _short_runs(back, len(periods))
-    whole: list[tuple[int, int]] = []  # cycles whose run is long, and the ids that they span
-    for place in np.flatnonzero(runs >= _AT_ONCE).tolist():
-        period = place + 1
-        span = next((span for cycle, span in whole if period % cycle == 0 and span > period), 0)
-        if span:  # several times a cycle: its run ends where the cycle's does
-            runs[place] = span - period
-            continue
-        differs = np.flatnonzero(back[period:] != back[:-period])
-        runs[place] = differs[0] if len(differs) else len(back) - period
-        whole.append((period, int(runs[place]) + period))
+    longer = runs >= _AT_ONCE
+    while longer.any():
+        period = int(longer.argmax()) + 1
+        differs = back[period:] != back[:-period]
+        run = int(differs.argmax()) if differs.any() else len(back) - period
+        runs[period - 1], longer[period - 1] = run, False
+        several = np.arange(2 * period, min(run + period, len(periods) + 1), period)
+        runs[several - 1], longer[several - 1] = run + period - several, False  # their runs end where the cycle's does
     missing = np.concatenate([_NEEDED[: len(periods)] - runs, _NEEDED[len(periods) :]])
     return max(0, int(missing.min()))
 
