@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,7 +56,8 @@ class Shape:
         return self._scripts([["1", *self.opening, "v1 ", *self.end, *self.between, *self.opening]])
 
     def _scripts(self, sequences: Sequence[Sequence[str]]) -> Scripts:
-        control = dict.fromkeys((*self.opening, *self.end, *self.between, *self.header))
+        turns = re.findall(r"<\|[a-z_]+\|>", self.prompt)
+        control = dict.fromkeys((*self.opening, *self.end, *self.between, *self.header, *turns))
         return Scripts(
             sequences,
             added=[piece for piece in control if piece not in self.plain],

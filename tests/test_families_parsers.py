@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from block_scanner import Scanner
 from budget_cases import DISTINCT, ROWS, SCALE, TABLE, delimiters, lifted
+from detector_hooks import hooked
 from family_scripts import script
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -39,16 +40,7 @@ def known() -> list[str]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _hooks() -> Iterator[None]:
-    """The hooks on the detectors, as a server has them."""
-    from sglang.srt.parser.reasoning_parser import BaseReasoningFormatDetector as Base
-
-    hooks = {"_detect_and_parse_impl": detectors.detect_and_parse, "finish": detectors.finish,
-             "_parse_streaming_increment_impl": detectors.parse_streaming_increment}
-    with pytest.MonkeyPatch.context() as patch:
-        for name, hook in hooks.items():
-            original = getattr(Base, name)
-            patch.setattr(Base, name, lambda self, *args, hook=hook, original=original: hook(original, self, *args))
-        patch.setattr(service, "_current", None)
+    with hooked():
         yield
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import servers
 from family_models import EOS, SHAPES, THOUGHT, Shape, build
+from safetensors.torch import load_file
 from servers import FLOAT32
 from sglang.srt.parser.reasoning_parser_names import REASONING_PARSER_NAMES
 from transformers import AutoTokenizer
@@ -26,6 +27,7 @@ class Family:
     server: servers.Server
     tokenizer: Any
     shape: Shape
+    successor: list[int]
 
     def generate(self, script: str, budget: Any, **params: Any) -> tuple[list[str], dict[str, Any]]:
         """What the model writes, token by token, and its think object."""
@@ -47,7 +49,8 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         pytest.skip(f"this release of sglang has no parser {shape.parser}")
     folder = build(tmp_path_factory.mktemp("family"), shape)
     server = servers.launch("--model-path", str(folder), "--reasoning-parser", shape.parser, *FLOAT32)
-    yield Family(server, AutoTokenizer.from_pretrained(folder), shape)
+    head = load_file(folder / "model.safetensors")["lm_head.weight"]
+    yield Family(server, AutoTokenizer.from_pretrained(folder), shape, head.argmax(0).tolist())
     assert not server.stop()
 
 
@@ -70,6 +73,15 @@ def test_chat_finds_the_answer_in_content(family: Family, budget: int, stream: b
         assert reasoning.strip() == "".join(THOUGHT[:budget]).strip()
         assert content.strip() == "".join(family.shape.answer).strip()
     assert usage["think"]["tokens"] == 2 * min(budget, len(THOUGHT))
+
+
+def test_without_a_budget_the_model_writes_what_it_wants(family: Family) -> None:
+    for script in ("1", "".join(family.shape.opening) + "2"):
+        prompt = family.tokenizer.encode(f"<|turn|>{family.shape.prompt}{script}", add_special_tokens=False)
+        got = family.server.generate(input_ids=prompt, sampling_params={"temperature": 0, "max_new_tokens": NEW})
+        ids = got["output_ids"]
+        assert ids == [family.successor[i] for i in (prompt[-1], *ids[:-1])]
+        assert "think" not in got["meta_info"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
