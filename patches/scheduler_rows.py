@@ -146,6 +146,11 @@ SCHEDULER = (
         "watermark_full_mask",
     ),
     Hook(
+        "speculative.ngram_worker.NGRAMWorker._prepare_draft_tokens", "ngram.prepare_draft_tokens",
+        "the corpus has not seen a stop message that is new; there is no extension point between it and the tree",
+        "self, batch",
+    ),
+    Hook(
         "speculative.eagle_utils.alloc_for_spec_decode", "speculation.alloc_for_spec_decode",
         "a round without drafts is to cost no more than a plain one; preparing a round is sglang's own",
         "tree_cache, req_to_token_pool, *, reqs, req_pool_indices, cur_kv_lens, cur_kv_lens_cpu, nxt_kv_lens, "

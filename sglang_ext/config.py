@@ -17,6 +17,9 @@ from .budget.effort import Share, limits_something, parse_efforts
 PREFIX = "SGLANG_EXT_"
 
 
+ONE_STEP = ("on", "off", "always")
+
+
 class SettingsError(ValueError):
     """A setting that is not accepted; the message names flag, value and what is accepted."""
 
@@ -76,8 +79,9 @@ class Settings:
     )
     think_end: str | None = _setting(None, str, "TEXT", "marker that ends thinking; goes with --think-start")
     think_one_step: str = _setting(
-        "on", str, "on|off", "on = where more than a few ids are forced, they are read in one forward, if that brings "
-        "more tokens than it costs the other requests; off = they are written token by token (default: on)"
+        "on", str, "on|off|always", "on = where more than a few ids are forced, they are read in one forward, if that "
+        "brings more tokens than it costs the other requests; always = whatever it costs them, so that answers come as "
+        "early as can be; off = they are written token by token (default: on)"
     )
     uag_lengths: str = _setting(
         "auto", str, "auto|fixed", "draft lengths of --speculative-algorithm UAG: auto = from acceptance and measured "
@@ -101,8 +105,8 @@ class Settings:
         if self.think_budget_max is not None and not 0 <= self.think_budget_max <= CEILING:
             raise SettingsError(f"--think-budget-max: {self.think_budget_max} is out of range; "
                                 f"accepted: 0 to {CEILING}")
-        if self.think_one_step not in ("on", "off"):
-            raise SettingsError(f"--think-one-step {self.think_one_step!r}: accepted: on, off")
+        if self.think_one_step not in ONE_STEP:
+            raise SettingsError(f"--think-one-step {self.think_one_step!r}: accepted: {', '.join(ONE_STEP)}")
         if self.uag_lengths not in ("auto", "fixed"):
             raise SettingsError(f"--uag-lengths {self.uag_lengths!r}: accepted: auto, fixed")
         self.efforts  # noqa: B018 - checks the rest

@@ -6,7 +6,6 @@ ids, text, `think`, every count of `usage`, logprobs.
 
 from __future__ import annotations
 
-import json
 import random
 import time
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ import requests
 import servers
 from scripted_requests import OPEN, STARTS, answers
 from servers import FLOAT32
+from streams import stream
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 pytestmark = pytest.mark.served
@@ -40,6 +40,7 @@ SETTINGS = {
     "without overlap": ("--disable-overlap-schedule",),
     "without a prefix cache": ("--disable-radix-cache",),
     "small chunks": ("--chunked-prefill-size", "16", "--enable-mixed-chunk"),
+    "whatever it costs": ("--think-one-step", "always", "--enable-mixed-chunk"),
     "two schedulers": ("--dp", "2"),
     "two ranks": ("--tp", "2"),
     "a cache of prompts alone": ("--strip-thinking-cache",),
@@ -120,12 +121,6 @@ def test_on_other_servers(other_server: servers.Server, mix: list[dict[str, Any]
     check(answers(other_server, mix), stepwise, mix)
 
 
-def stream(server: servers.Server, body: dict[str, Any]) -> list[dict[str, Any]]:
-    with requests.post(server.url + "/generate", json={**body, "stream": True}, stream=True, timeout=120) as response:
-        lines = [line[6:] for line in response.iter_lines() if line.startswith(b"data: ")]
-    return [json.loads(line) for line in lines[:-1]]
-
-
 @pytest.mark.parametrize("budget", [0, 1, 5])
 def test_an_end_is_one_piece_of_the_stream(scripted_server: servers.Server, tokenizer: PreTrainedTokenizerFast,
                                            budget: int) -> None:
@@ -140,6 +135,7 @@ def test_an_end_is_one_piece_of_the_stream(scripted_server: servers.Server, toke
     assert events[-1]["output_ids"] == scripted_server.generate(**body)["output_ids"]
     counts = [e["meta_info"]["think"]["forced_tokens"] for e in events]
     assert counts == sorted(counts)
+    assert budget or lengths[1] > forced, "known before the prompt is read"
     assert all(e["meta_info"]["completion_tokens"] == len(e["output_ids"]) for e in events)
 
 
@@ -186,6 +182,26 @@ def test_two_samples(scripted_server: servers.Server, stepwise_server: servers.S
     one, other = (s.post("/generate", body).json() for s in (scripted_server, stepwise_server))
     assert [told(r) for r in one] == [told(r) for r in other]
     assert len(one) == 2
+
+
+def test_turns_of_a_session(scripted_server: servers.Server, stepwise_server: servers.Server,
+                            tokenizer: PreTrainedTokenizerFast) -> None:
+    """A session goes on from what a response left in its slot; its ends are written token by token."""
+    said = []
+    for server in (scripted_server, stepwise_server):
+        opened = server.post("/open_session", {"capacity_of_str_len": 1000})
+        params, turns = {"id": opened.json(), "rid": None}, []
+        for budget in (2, 0, 5):
+            body = ask(tokenizer, OPEN, "loop", {"max_tokens": budget, "message": MESSAGE}, 44, session_params=params)
+            events = stream(server, body)
+            turns.append(told(events[-1]))
+            params = {**params, "rid": events[-1]["meta_info"]["id"]}
+            lengths = [0, *(len(e["output_ids"]) for e in events)]
+            assert max(b - a for a, b in pairwise(lengths)) < len(MESSAGE) / 2
+        server.post("/close_session", {"session_id": opened.json()})
+        said.append(turns)
+    assert said[0] == said[1]
+    assert all(turn["think"]["outcome"] == "forced" for turn in said[0])
 
 
 def test_aborts_in_the_middle(scripted_server: servers.Server, mix: list[dict[str, Any]],

@@ -7,6 +7,7 @@ of any width goes over the budget, rows of a verification get another request's 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from asked_ends import check_ends
 from demo_requests import BUDGETS, body, check_all, prompts
 from rescan import Rescan
 from scripted_requests import LIMITS, OPEN, STARTS, answers
+from streams import rounds_of_the_end, stream
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 NGRAM = ("--speculative-ngram-capacity", "100000", "--speculative-algorithm", "NGRAM",
@@ -85,6 +87,23 @@ def test_drafts_that_foresee_the_end_of_sequence_in_a_block(speculating_server: 
 def test_ends_that_come_before_the_limit(speculating_server: servers.Server,
                                          tokenizer: PreTrainedTokenizerFast) -> None:
     check_ends(speculating_server, tokenizer, "ngram")
+
+
+@pytest.mark.parametrize("limit", [0, 1, 6])
+@pytest.mark.usefixtures("plain")
+def test_a_forced_sequence_is_its_own_draft(speculating_server: servers.Server, tokenizer: PreTrainedTokenizerFast,
+                                            limit: int) -> None:
+    """Though no response had this message before."""
+    width = speculating_server.width  # type: ignore[attr-defined]
+    message = f"said {'never'[:limit]} before in {width} words. "
+    budget = {"max_tokens": limit, "message": message, "answer_tokens": 0}
+    ids = [*tokenizer.encode(OPEN), tokenizer.convert_tokens_to_ids("loop")]
+    events = stream(speculating_server, {"input_ids": ids, "sampling_params": {
+        "temperature": 0, "max_new_tokens": 80, "think_budget": budget}})
+    assert message + "</think>\n\nanswer" in events[-1]["text"]
+    forced = events[-1]["meta_info"]["think"]["forced_tokens"]
+    assert forced > 16
+    assert rounds_of_the_end(events, limit) <= ceil(forced / width)
 
 
 @pytest.fixture(scope="module")
