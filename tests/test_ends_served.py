@@ -49,14 +49,13 @@ def test_a_loop_in_the_answer_is_none_of_our_business(scripted_server: servers.S
 
 def test_deadlines_by_the_clock_of_the_server(scripted_server: servers.Server,
                                               tokenizer: PreTrainedTokenizerFast) -> None:
-    """Sixteen at once. How far each had come is read off the stream: what comes after the deadline is two steps, and
-    what was on its way to the client."""
-    seconds = [0.2 + 0.02 * i for i in range(16)]
+    """Sixteen at once: who has five times the time thinks longer."""
+    seconds = [0.3] * 8 + [1.5] * 8
     since = ["arrival", "first_token"]
     bodies = [looping(tokenizer, {"seconds": s, "since": since[i % 2]}) for i, s in enumerate(seconds)]
     results = scripted_server.generate_all(bodies)
     lengths = [check_cut(tokenizer, result, "deadline") for result in results]
-    assert all(lengths[i] < lengths[i + 8] for i in range(8)), lengths
+    assert max(lengths[:8]) < min(lengths[8:]), lengths
 
 
 def test_no_time_at_all(scripted_server: servers.Server, tokenizer: PreTrainedTokenizerFast) -> None:
@@ -92,11 +91,10 @@ def test_an_end_outside_a_block_is_none(scripted_server: servers.Server,
 def test_an_end_is_asked_for_once(scripted_server: servers.Server, tokenizer: PreTrainedTokenizerFast) -> None:
     def act() -> list[str]:
         with ThreadPoolExecutor(6) as pool:
-            return [r.json()["done"] for r in pool.map(lambda _: end(scripted_server, "twice"), range(6))]
+            return [r.json().get("done", "over") for r in pool.map(lambda _: end(scripted_server, "twice"), range(6))]
 
     (result,), done = while_running(scripted_server, [looping(tokenizer, -1, rid="twice")], act)
-    assert sorted(done)[0] == "ending"
-    assert set(done[1:]) | {"ending"} <= {"ending", "ending already", "not thinking"}
+    assert set(done) <= {"ending", "ending already", "not thinking", "over"}
     assert done.count("ending") == 1
     check_cut(tokenizer, result, "asked")
 
@@ -176,7 +174,7 @@ def guarded_server(scripted_model: Path) -> Iterator[servers.Server]:
     """Defaults of the operator's, keys, and a pool from which requests are taken off."""
     server = servers.launch("--model-path", str(scripted_model), "--reasoning-parser", "qwen3", *FLOAT32,
                             "--think-loops", "--think-seconds", "60", "--api-key", "user", "--admin-api-key", "admin",
-                            "--max-total-tokens", "1400", "--max-running-requests", "6", "--enable-mixed-chunk",
+                            "--max-total-tokens", "900", "--max-running-requests", "6", "--enable-mixed-chunk",
                             "--chunked-prefill-size", "64", "--schedule-conservativeness", "0.05",
                             "--log-level", "debug")
     yield server
@@ -192,7 +190,7 @@ def test_requests_that_wait_end_as_they_begin(guarded_server: servers.Server,
                                               tokenizer: PreTrainedTokenizerFast) -> None:
     """Behind as many as run at once: one is asked for, the other's time is up, before the prompt is read."""
     with ThreadPoolExecutor(8) as pool:
-        first = [pool.submit(ask, guarded_server, looping(tokenizer, 150, new=200)) for _ in range(6)]
+        first = [pool.submit(ask, guarded_server, looping(tokenizer, 100, new=150)) for _ in range(6)]
         time.sleep(0.15)
         waits = pool.submit(ask, guarded_server, looping(tokenizer, -1, rid="waits"))
         late = pool.submit(ask, guarded_server, looping(tokenizer, {"seconds": 0.1, "message": "late "}))
@@ -201,7 +199,7 @@ def test_requests_that_wait_end_as_they_begin(guarded_server: servers.Server,
         assert answer.json() == {"rid": "waits", "done": "waiting", "tokens": 0}
         assert check_cut(tokenizer, waits.result().json(), "asked", "enough ") == 0
         assert check_cut(tokenizer, late.result().json(), "deadline", "late ") == 0
-        assert all(check_cut(tokenizer, r.result().json(), "forced", budget=150) == 150 for r in first)
+        assert all(check_cut(tokenizer, r.result().json(), "forced", budget=100) == 100 for r in first)
 
 
 @pytest.mark.served
