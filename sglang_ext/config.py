@@ -15,6 +15,10 @@ from .budget.contract import AUTO, CEILING, STOP_MESSAGE, UNLIMITED, BudgetError
 from .budget.effort import Share, limits_something, parse_efforts
 
 PREFIX = "SGLANG_EXT_"
+NOT_SETTINGS = ("SGLANG_EXT_CACHE", "SGLANG_EXT_MAIN_NAME", "SGLANG_EXT_MAIN_PATH")
+"""Our variables that are no settings: the cache folder, and what processes tell those that they start."""
+TEST_PREFIX = PREFIX + "TEST_"
+"""Of the tests' own variables, which a server is not concerned with."""
 
 
 ONE_STEP = ("on", "off", "always")
@@ -91,6 +95,10 @@ class Settings:
         "", str, "FILE", "special tokens of target and draft that mean the same, for --speculative-algorithm UAG: a "
         'JSON object, target token to draft token, or to "" for none (default: by name and role)'
     )
+    uag_overlap: bool = _setting(
+        False, _switch, None, "with --speculative-algorithm UAG, keep overlap scheduling on a CPU, where nothing "
+        "overlaps: a request that ended runs one more step (default: off there, on with a GPU)"
+    )
     allow_unknown_sglang: bool = _setting(
         False, _switch, None, "start with a release of sglang that the hooks were not read against, if at least every "
         "signature fits; a warning names what is unknown (default: such a server does not start)"
@@ -165,8 +173,10 @@ class Settings:
         environment = os.environ if environment is None else environment
         known = {variable(f.name): f for f in fields(cls)}
         for name in environment:
-            if name.startswith(PREFIX + "THINK") and name not in known:
-                raise SettingsError(f"unknown environment variable {name}; known: {', '.join(sorted(known))}")
+            ours = name.startswith(PREFIX) and not name.startswith(TEST_PREFIX)
+            if ours and name not in known and name not in NOT_SETTINGS:
+                accepted = ", ".join(sorted({*known, NOT_SETTINGS[0]}))
+                raise SettingsError(f"unknown environment variable {name}; known: {accepted}")
         values = {f.name: read(f.name, environment[name]) for name, f in known.items() if name in environment}
         return cls(**values)
 

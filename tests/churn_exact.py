@@ -95,7 +95,7 @@ class Exact:
         grace = most - wish.grace_tokens if wish.grace_tokens and most < float("inf") else float("inf")
         control = frozenset(self.id_of(piece) for piece in (TURN, EOS))
         delimiters = Delimiters(b"<think>", b"</think>", self.pieces, [self.id_of(EOS)], control=control)
-        return Rules(delimiters, end, (), "inside" if opened else "outside", most, int(min(wish.min_tokens, most)),
+        return Rules(delimiters, [end], (), "inside" if opened else "outside", most, int(min(wish.min_tokens, most)),
                      grace, last, message, most < float("inf") or wish.min_tokens > 0 or wish.loops)
 
 

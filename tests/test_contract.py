@@ -160,9 +160,15 @@ def test_flags_win_over_the_environment_and_the_rest_is_left_alone(monkeypatch: 
     assert "SGLANG_EXT_THINK_BUDGET" not in os.environ
 
 
-def test_an_unknown_variable_is_an_error() -> None:
-    with pytest.raises(SettingsError, match="SGLANG_EXT_THINK_BUGDET"):
-        Settings.from_environment({"SGLANG_EXT_THINK_BUGDET": "5"})
+@pytest.mark.parametrize("name", ["SGLANG_EXT_THINK_BUGDET", "SGLANG_EXT_UAG_LENGHTS", "SGLANG_EXT_ANYTHING"])
+def test_an_unknown_variable_is_an_error(name: str) -> None:
+    with pytest.raises(SettingsError, match=f"{name}; known: .*SGLANG_EXT_UAG_OVERLAP"):
+        Settings.from_environment({name: "5"})
+
+
+def test_variables_that_are_no_settings_are_left_alone() -> None:
+    others = {"SGLANG_EXT_CACHE": "/tmp", "SGLANG_EXT_MAIN_NAME": "m", "SGLANG_EXT_TEST_FLAGS": "", "SGLANG_OTHER": "1"}
+    assert Settings.from_environment(others) == Settings()
 
 
 def test_the_reserve_is_a_part_of_the_response_unless_it_is_set() -> None:

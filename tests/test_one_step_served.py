@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import requests
 import servers
+from scripted_model import TURN
 from scripted_requests import OPEN, STARTS, answers
 from servers import FLOAT32
 from streams import stream
@@ -84,21 +85,24 @@ def mix(tokenizer: PreTrainedTokenizerFast) -> list[dict[str, Any]]:
     """Walls anywhere, ends that the length cuts, and every kind of request that stays token by token."""
     rng, made = random.Random(17), []
     for i in range(128):
-        prompt, start = rng.choice(STARTS)
-        budget: Any = {"max_tokens": rng.choice([-1, 0, 0, *range(12), 20]), "message": rng.choice([MESSAGE, ""])}
+        prompt, start = rng.choice([*STARTS, *[(OPEN, "loop")] * len(STARTS)])
+        budget: Any = {"max_tokens": rng.choice([-1, 0, 0, *range(12), 20]),
+                       "message": rng.choice([MESSAGE, MESSAGE, ""])}
         if rng.random() < 0.2:
             budget["answer_tokens"] = rng.randint(1, 6)
         if i % 8 == 0:
             budget = None
         new = rng.choice([60, 60, rng.randint(37, 50)]) if budget and "answer_tokens" in budget else rng.randint(1, 70)
         more = {1: STAYS[i // 4 % len(STAYS)], 2: {"sampling_params": STOPS[i // 4 % len(STOPS)]}}.get(i % 4, {})
-        made.append(ask(tokenizer, "context " * rng.randint(0, 4) + prompt, start, budget, new, **more))
+        made.append(ask(tokenizer, "context " * rng.randint(0, 4) + TURN + prompt, start, budget, new, **more))
     return made
 
 
 @pytest.fixture(scope="module")
 def stepwise(stepwise_server: servers.Server, mix: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return answers(stepwise_server, mix)
+    found = answers(stepwise_server, mix)
+    assert sum(r["meta_info"].get("think", {}).get("forced_tokens", 0) > len(MESSAGE) / 2 for r in found) > len(mix) / 5
+    return found
 
 
 def told(result: dict[str, Any]) -> dict[str, Any]:
@@ -151,12 +155,15 @@ def test_what_is_more_than_ids_is_written_token_by_token(scripted_server: server
 def test_cached_tokens_are_those_of_the_prompt(scripted_server: servers.Server, stepwise_server: servers.Server,
                                                tokenizer: PreTrainedTokenizerFast) -> None:
     """The second request finds the first one's end in the cache too; it is no part of its prompt."""
+    prompt = "a prompt of its own. " + TURN + OPEN
     for budget in (0, 4):
-        body = ask(tokenizer, "a prompt of its own. " + OPEN, "loop", {"max_tokens": budget, "message": MESSAGE}, 50)
+        body = ask(tokenizer, prompt, "loop", {"max_tokens": budget, "message": MESSAGE}, 50)
         counts = []
         for server in (scripted_server, stepwise_server):
             requests.post(server.url + "/flush_cache", timeout=60)
-            counts.append([server.generate(**body)["meta_info"]["cached_tokens"] for _ in range(2)])
+            said = [server.generate(**body)["meta_info"] for _ in range(2)]
+            assert all(meta["think"]["forced_tokens"] > len(MESSAGE) / 2 for meta in said)
+            counts.append([meta["cached_tokens"] for meta in said])
         assert counts[0] == counts[1] == [0, len(body["input_ids"]) - 1]
 
 

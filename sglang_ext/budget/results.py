@@ -105,7 +105,8 @@ def advertised(admission: Admission, efforts: Mapping[str, int | Share]) -> dict
     Returns:
         `default` and `answer_tokens` of requests that set none, in tokens, -1 for no limit, "auto" for a part of the
         response; `max`, the largest budget that is accepted, None without a ceiling; `loops` and `seconds` of requests
-        that do not say; the `keys` of the object form; the `markers`; the `spellings` of the field; `effort`.
+        that do not say; the `keys` of the object form; the `markers`, with the line break that follows an end of the
+        server's own; the `spellings` of the field; `effort`.
     """
     if admission.automaton is None:
         return None
@@ -117,7 +118,8 @@ def advertised(admission: Admission, efforts: Mapping[str, int | Share]) -> dict
         "loops": default is not None and default.loops,
         "seconds": default.seconds if default is not None else None,
         "keys": keys(),
-        "markers": {"start": markers.start.decode(), "end": markers.end.decode()},
+        "markers": {"start": markers.start.decode(), "end": markers.end.decode(),
+                    "line_break": markers.line_break.decode()},
         "spellings": names(),
         "effort": {name: str(value) if isinstance(value, Share) else value for name, value in efforts.items()},
     }

@@ -101,7 +101,7 @@ class Churn:
 
     def __init__(self, target: Target, maker: Maker, record: Run) -> None:
         self.target, self.maker, self.record = target, maker, record
-        self.seen, self.broken = Seen(), 0
+        self.seen, self.broken = Seen(closing=maker.served.closing), 0
 
     async def all(self, numbers: range, concurrency: int) -> None:
         """Send all requests, so many at a time."""

@@ -14,6 +14,8 @@ GENERATE, CHAT, COMPLETIONS = "/generate", "/v1/chat/completions", "/v1/completi
 KINDS: Sequence[Kind] = ("whole",) * 9 + ("stream",) * 6 + ("abort",) * 2 + ("end",) * 2 + ("leave",) * 2 + ("bad",)
 MESSAGES = ("", "", "So: ", "\n\nNo time is left.\n", "Enough of this. What I have is this:\n", "Genug. ⏳ ")
 STOPS = (".", "\n\n", " the", "=", "1", "answer", "o")
+BIASES = (5, 20, 100)
+"""What is added to the logit of an end that the model is to want: of thinking, or of the response."""
 LONGEST_ABORT = 1.0
 """Seconds after which a request is aborted, or its thinking ended, at the latest."""
 FEW = 8
@@ -79,6 +81,8 @@ class Maker:
             params |= rng.choice([{"top_p": 0.9}, {"top_k": 20}, {"min_p": 0.05}, {"frequency_penalty": 0.5}])
         if rng.random() < 0.05:
             params["ignore_eos"] = True
+        if self.served.ends and rng.random() < 0.25:
+            params["logit_bias"] = {str(rng.choice(self.served.ends)): rng.choice(BIASES)}
         return params
 
     def _budget(self, rng: Random, max_new: int) -> tuple[dict[str, Any], Wish]:

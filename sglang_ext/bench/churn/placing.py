@@ -15,7 +15,7 @@ from .served import Served
 
 @dataclass
 class Seen:
-    """What the server writes in each answer alike, learned from the first one that shows it.
+    """What the server writes in each answer alike, learned from the first one that shows it where it does not say.
 
     Attributes:
         message: its own stop message.
