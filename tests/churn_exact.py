@@ -21,7 +21,7 @@ from sglang_ext.bench.churn.served import Served
 from sglang_ext.vocab import token_bytes
 
 OPEN = f"{TURN}<think>\n"
-UNKNOWN = ("frequency_penalty", "ignore_eos")
+UNKNOWN = ("frequency_penalty", "ignore_eos", "logit_bias")
 """With these, what the model writes is not simulated."""
 
 

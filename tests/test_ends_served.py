@@ -171,12 +171,13 @@ def test_what_is_told_before_a_request(scripted_server: servers.Server) -> None:
 
 @pytest.fixture(scope="module")
 def guarded_server(scripted_model: Path) -> Iterator[servers.Server]:
-    """Defaults of the operator's, keys, and a pool from which requests are taken off."""
+    """Defaults of the operator's, keys, and requests that are taken off their slots every 211 forwards: in the longer
+    test below, not in the one before it."""
     server = servers.launch("--model-path", str(scripted_model), "--reasoning-parser", "qwen3", *FLOAT32,
                             "--think-loops", "--think-seconds", "60", "--api-key", "user", "--admin-api-key", "admin",
-                            "--max-total-tokens", "900", "--max-running-requests", "6", "--enable-mixed-chunk",
+                            "--max-total-tokens", "4096", "--max-running-requests", "6", "--enable-mixed-chunk",
                             "--chunked-prefill-size", "64", "--schedule-conservativeness", "0.05",
-                            "--log-level", "debug")
+                            "--log-level", "debug", SGLANG_TEST_RETRACT="1", SGLANG_TEST_RETRACT_INTERVAL="211")
     yield server
     assert not server.stop()
 
