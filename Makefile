@@ -37,9 +37,10 @@ $(VENV)/.serve: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --disable-pip-version-check -q -e '.[demo,bench]'
 	touch $@
 
-$(VENV)/.test: pyproject.toml | $(VENV)/.serve
+$(VENV)/.test: pyproject.toml | $(BIN)/python
+	@echo "Installing sglang, sglang-ext and what the tests need into $(VENV): about 11 GB, some minutes."
 	$(BIN)/python -m pip install --disable-pip-version-check -q -e '.[demo,bench,test]'
-	touch $@
+	touch $(VENV)/.serve $@
 
 clean:
 	rm -rf $(VENV)

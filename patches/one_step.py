@@ -8,19 +8,44 @@ dropped as sglang drops the result of a request that was taken off its slot. The
 forward, or decodes in it where the operator mixes the two (`--enable-mixed-chunk`).
 
 Token by token is the definition. A request of which more is asked than its ids stays there (`_fits`), and so does one
-whose end is not worth a forward of its own (`worth`).
+whose end would cost the batch more tokens than it brings, by the times of its forwards (`budget/one_step.py`).
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from sglang_ext.budget.one_step import Cut, chosen
+import torch
+
+from sglang_ext.budget.one_step import Cut, ReadCosts, Reading, fitting
 from sglang_ext.config import Settings
 
 from .tokenizer_manager import GRAMMARS
+
+
+class _Clock:
+    """Takes the time from one forward of a scheduler to the next.
+
+    Attributes:
+        costs: what reading ends has cost so far.
+        reading: what the forward reads that is about to run, or None.
+    """
+
+    def __init__(self) -> None:
+        self.costs = ReadCosts()
+        self.reading: Reading | None = None
+        self._at, self._forward = 0.0, -1
+
+    def tick(self, scheduler: Any) -> None:
+        """A forward has been started, and the next one is to be chosen."""
+        now, forward, batch = time.perf_counter(), scheduler.forward_ct, scheduler.last_batch
+        decoded = len(batch.reqs) if batch is not None and batch.forward_mode.is_decode() else None
+        ran = self.reading or decoded or None
+        self.costs.add(ran if forward == self._forward + 1 else None, now - self._at)
+        self._at, self._forward, self.reading = now, forward, None
 
 
 @dataclass(frozen=True)
@@ -32,12 +57,16 @@ class _Reads:
         while_decoding: those of a request at its wall.
         mixed: whether the rest of the batch decodes in the same forward.
         most: tokens that one forward reads at most.
+        always: whatever it costs the others.
+        clock: takes the time of this scheduler's forwards.
     """
 
     with_prompt: bool
     while_decoding: bool
     mixed: bool
     most: int
+    always: bool
+    clock: _Clock = field(default_factory=_Clock)
 
     @classmethod
     def of(cls, scheduler: Any) -> _Reads:
@@ -46,8 +75,9 @@ class _Reads:
         from sglang.srt.runtime_context import get_exec, get_parallel, get_serving
 
         parallel = get_parallel()
+        setting = Settings.from_environment().think_one_step
         # A cache without thinking keeps the prompt's part of a request alone: output must not be in the tree before.
-        plain = (Settings.from_environment().think_one_step == "on" and scheduler.spec_algorithm.is_none()
+        plain = (setting != "off" and scheduler.spec_algorithm.is_none()
                  and not get_serving().strip_thinking_cache
                  and scheduler.disaggregation_mode == DisaggregationMode.NULL
                  and not scheduler.model_config.is_encoder_decoder)
@@ -62,7 +92,7 @@ class _Reads:
                 or scheduler.enable_unified_memory or scheduler.require_mlp_sync or parallel.attn_cp_size > 1
                 or parallel.dcp_size > 1 or scheduler.enable_pdmux or use_mlx())
         most = scheduler.chunked_prefill_size or scheduler.max_prefill_tokens
-        return cls(plain, plain and not held, scheduler.is_mixed_chunk, most)
+        return cls(plain, plain and not held, scheduler.is_mixed_chunk, most, setting == "always")
 
 
 def add_request_to_queue(original: Callable[..., None], self: Any, req: Any, is_retracted: bool = False) -> None:
@@ -86,20 +116,24 @@ def prepare_for_extend(original: Callable[..., None], self: Any) -> None:
 
 
 def get_new_batch_prefill(original: Callable[..., Any], self: Any, running_batch: Any) -> Any:
+    reads = _reads(self)
+    if reads.while_decoding:
+        reads.clock.tick(self)
     plan = original(self, running_batch)
-    if plan.batch_to_run is not None or self.chunked_req is not None or not _reads(self).while_decoding:
+    if plan.batch_to_run is not None or self.chunked_req is not None or not reads.while_decoding:
         return plan
     running = plan.running_batch
-    mixes = _reads(self).mixed and _can_mix(running)
     cuts = _cuts(running)
-    if cuts:
-        others, most = len(running.reqs), _reads(self).most
-        cuts = chosen(cuts, 0, most - others) if mixes else chosen(cuts, others, most)
-    if not cuts or not _find_room(self, cuts, len(running.reqs)):
+    if not cuts:
+        return plan
+    mixed, others = reads.mixed and _can_mix(running), len(running.reqs)
+    cuts = fitting(cuts, reads.most - others if mixed else reads.most)
+    if not cuts or not _worth(self, cuts, others, mixed) or not _find_room(self, cuts, others):
         return plan
     batch = _extension(self, running, cuts)
-    if mixes:
+    if mixed:
         running = _mix(self, batch, running)
+    reads.clock.reading = Reading(sum(cut.reads for cut in cuts), mixed)
     return type(plan)(batch_to_run=batch, running_batch=running)
 
 
@@ -120,6 +154,18 @@ def _reads(scheduler: Any) -> _Reads:
     if reads is None:
         reads = scheduler.think_reads = _Reads.of(scheduler)
     return reads  # type: ignore[no-any-return]
+
+
+def _worth(scheduler: Any, cuts: Sequence[Cut], batch: int, mixed: bool) -> bool:
+    """Whether these ends are to be read now: the first rank's answer, as each has a clock of its own, and all of them
+    have to run the same batches."""
+    reads, group = _reads(scheduler), scheduler.tp_group
+    worth = reads.always or reads.clock.costs.worth(cuts, batch, mixed)
+    if group.world_size == 1:
+        return worth
+    sent = torch.tensor([worth], dtype=torch.int32)
+    torch.distributed.broadcast(sent, src=group.ranks[0], group=group.cpu_group)
+    return bool(sent.item())
 
 
 def _fits(req: Any) -> bool:

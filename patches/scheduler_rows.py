@@ -16,6 +16,16 @@ SCHEDULER = (
         "self",
     ),
     Hook(
+        "managers.scheduler.Scheduler.init_request_dispatcher", "ends.init_request_dispatcher",
+        "a dispatcher takes more messages, and is made here",
+        "self",
+    ),
+    Hook(
+        "managers.scheduler.Scheduler._poll_timeout_aborts", "ends.poll_timeout_aborts",
+        "what one rank decides by the clock, and all ranks do in the same step; sglang has it for its own timeouts",
+        "self",
+    ),
+    Hook(
         "managers.schedule_batch.Req.__init__", "scheduler.init_request",
         "a request gets its budget where it is made, of a session too; 0.5.22 has no extension point for that",
         "self, rid, origin_input_text, origin_input_ids, sampling_params, return_logprob, top_logprobs_num, "
@@ -134,6 +144,11 @@ SCHEDULER = (
         "the verification that all tree and chain drafts share; it never calls the sampler or a logits processor",
         "verify_input, batch, logits_output, grammar_mask, uno_target_max_top_k, *, watermark_state, "
         "watermark_full_mask",
+    ),
+    Hook(
+        "speculative.ngram_worker.NGRAMWorker._prepare_draft_tokens", "ngram.prepare_draft_tokens",
+        "the corpus has not seen a stop message that is new; there is no extension point between it and the tree",
+        "self, batch",
     ),
     Hook(
         "speculative.eagle_utils.alloc_for_spec_decode", "speculation.alloc_for_spec_decode",

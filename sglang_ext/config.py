@@ -15,6 +15,13 @@ from .budget.contract import AUTO, CEILING, STOP_MESSAGE, UNLIMITED, BudgetError
 from .budget.effort import Share, limits_something, parse_efforts
 
 PREFIX = "SGLANG_EXT_"
+NOT_SETTINGS = ("SGLANG_EXT_CACHE", "SGLANG_EXT_MAIN_NAME", "SGLANG_EXT_MAIN_PATH")
+"""Our variables that are no settings: the cache folder, and what processes tell those that they start."""
+TEST_PREFIX = PREFIX + "TEST_"
+"""Of the tests' own variables, which a server is not concerned with."""
+
+
+ONE_STEP = ("on", "off", "always")
 
 
 class SettingsError(ValueError):
@@ -59,6 +66,14 @@ class Settings:
         AUTO, _integer_or_auto, "auto|N", "part of a request's max_new_tokens kept for the answer; the budget shrinks "
         "to leave it; auto = an eighth, 1 to 512, where the thinking is limited; 0 = none (default: auto)",
     )
+    think_loops: bool = _setting(
+        False, _switch, None, "end thinking that goes round in circles, for requests that do not say "
+        "(default: it goes on)"
+    )
+    think_seconds: float | None = _setting(
+        None, float, "S", "end thinking this many seconds after its request arrived, for requests that do not say "
+        "(default: no deadline)"
+    )
     think_effort: str = _setting(
         "", str, "NAME=BUDGET,...", "budgets of requests that set none but a reasoning_effort, for example "
         "low=1024,medium=25%%,high=-1; a percentage is of the request's max_new_tokens (default: none)",
@@ -68,8 +83,9 @@ class Settings:
     )
     think_end: str | None = _setting(None, str, "TEXT", "marker that ends thinking; goes with --think-start")
     think_one_step: str = _setting(
-        "on", str, "on|off", "on = where more than a few ids are forced, they are read in one forward, if that brings "
-        "more tokens than it costs the other requests; off = they are written token by token (default: on)"
+        "on", str, "on|off|always", "on = where more than a few ids are forced, they are read in one forward, if that "
+        "brings more tokens than it costs the other requests; always = whatever it costs them, so that answers come as "
+        "early as can be; off = they are written token by token (default: on)"
     )
     uag_lengths: str = _setting(
         "auto", str, "auto|fixed", "draft lengths of --speculative-algorithm UAG: auto = from acceptance and measured "
@@ -78,6 +94,10 @@ class Settings:
     uag_map: str = _setting(
         "", str, "FILE", "special tokens of target and draft that mean the same, for --speculative-algorithm UAG: a "
         'JSON object, target token to draft token, or to "" for none (default: by name and role)'
+    )
+    uag_overlap: bool = _setting(
+        False, _switch, None, "with --speculative-algorithm UAG, keep overlap scheduling on a CPU, where nothing "
+        "overlaps: a request that ended runs one more step (default: off there, on with a GPU)"
     )
     allow_unknown_sglang: bool = _setting(
         False, _switch, None, "start with a release of sglang that the hooks were not read against, if at least every "
@@ -93,8 +113,8 @@ class Settings:
         if self.think_budget_max is not None and not 0 <= self.think_budget_max <= CEILING:
             raise SettingsError(f"--think-budget-max: {self.think_budget_max} is out of range; "
                                 f"accepted: 0 to {CEILING}")
-        if self.think_one_step not in ("on", "off"):
-            raise SettingsError(f"--think-one-step {self.think_one_step!r}: accepted: on, off")
+        if self.think_one_step not in ONE_STEP:
+            raise SettingsError(f"--think-one-step {self.think_one_step!r}: accepted: {', '.join(ONE_STEP)}")
         if self.uag_lengths not in ("auto", "fixed"):
             raise SettingsError(f"--uag-lengths {self.uag_lengths!r}: accepted: auto, fixed")
         self.efforts  # noqa: B018 - checks the rest
@@ -107,7 +127,7 @@ class Settings:
             SettingsError: the defaults are no acceptable budget.
         """
         ceiling = CEILING if self.think_budget_max is None else self.think_budget_max
-        base: dict[str, Any] = {"message": self.think_message}
+        base: dict[str, Any] = {"message": self.think_message, "loops": self.think_loops, "seconds": self.think_seconds}
         if self.think_answer_tokens is not AUTO:
             base["answer_tokens"] = self.think_answer_tokens
         default = self.think_budget
@@ -119,7 +139,7 @@ class Settings:
             return replace(floor, default=replace(checked, message=None, answer_tokens=self.think_answer_tokens))
         except BudgetError as error:
             text = str(error)
-            for key in ("max_tokens", "message", "answer_tokens"):
+            for key in ("max_tokens", "message", "answer_tokens", "seconds"):
                 flag = {"max_tokens": "--think-budget"}.get(key, "--think-" + key.replace("_", "-"))
                 text = text.replace(f"--think-budget.{key}", flag)
             raise SettingsError(text) from None
@@ -153,8 +173,10 @@ class Settings:
         environment = os.environ if environment is None else environment
         known = {variable(f.name): f for f in fields(cls)}
         for name in environment:
-            if name.startswith(PREFIX + "THINK") and name not in known:
-                raise SettingsError(f"unknown environment variable {name}; known: {', '.join(sorted(known))}")
+            ours = name.startswith(PREFIX) and not name.startswith(TEST_PREFIX)
+            if ours and name not in known and name not in NOT_SETTINGS:
+                accepted = ", ".join(sorted({*known, NOT_SETTINGS[0]}))
+                raise SettingsError(f"unknown environment variable {name}; known: {accepted}")
         values = {f.name: read(f.name, environment[name]) for name, f in known.items() if name in environment}
         return cls(**values)
 
@@ -189,6 +211,7 @@ def read(name: str, text: str) -> Any:
         return spec.metadata["read"](text)
     except ValueError:
         auto = " or auto" if spec.metadata["read"] is _integer_or_auto else ""
-        raise SettingsError(f"{flag(name)}: {text!r} is not an integer{auto}") from None
+        kind = "a number" if spec.metadata["read"] is float else "an integer"
+        raise SettingsError(f"{flag(name)}: {text!r} is not {kind}{auto}") from None
     except KeyError:
         raise SettingsError(f"{flag(name)}: {text!r}: accepted: 1, 0") from None

@@ -7,7 +7,7 @@ import copy
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 SPACES = rb"[ \t\n\r\x0b\x0c]*"
@@ -76,6 +76,7 @@ def _pattern(parts: Sequence[Any], stop: bytes = b"(?=<)") -> re.Pattern[bytes]:
     return re.compile(b"".join(texts), re.DOTALL)
 
 
+@lru_cache(1 << 16)
 def blank(text: bytes) -> bool:
     """Whether a text is white space, its last character perhaps not complete."""
     for cut in range(4):

@@ -27,8 +27,8 @@ from warm_python import ADDRESS_VARIABLE, WarmPython
 SERVERS = {"scripted_server": "scripted", "stock_scripted_server": "scripted", "demo_server": "demo",
            "stock_demo_server": "demo", "fleet": "fleet"}
 """Shared servers' fixtures, with their groups."""
-LONGEST = ("test_uag_served", "demo", "test_launch", "test_served_speculation", "scripted", "test_served_budget",
-           "test_reasoner_served")
+LONGEST = ("test_budget_device", "test_uag_served", "demo", "test_launch", "test_churn_served",
+           "test_served_speculation", "test_reasoner_served", "test_releases", "scripted", "test_served_budget")
 """Groups that begin first, so that no worker is alone for minutes at the end."""
 
 _WARM = pytest.StashKey[WarmPython]()

@@ -116,9 +116,16 @@ def start(arguments: Sequence[str], port: int, cold: bool = False, **extra: str)
     return server
 
 
-def _python(arguments: Sequence[str], variables: dict[str, str], stdout: Any, stderr: Any, cold: bool) -> Process:
+def begin(*arguments: str, **extra: str) -> Process:
+    """Start `python ARGUMENTS` and wait for nothing; what it writes is lost."""
+    with open(os.devnull, "wb") as nothing:
+        return _python(arguments, environment(**extra), nothing, nothing, cold=False)
+
+
+def _python(arguments: Sequence[str], variables: dict[str, str], stdout: Any, stderr: Any, cold: bool,
+            hooked: bool = False) -> Process:
     if not cold and warm_python.serves(variables):
-        return warm_python.start(arguments, variables, stdout, stderr)
+        return warm_python.start(arguments, variables, stdout, stderr, hooked)
     return subprocess.Popen([sys.executable, *arguments], cwd=ROOT, stdout=stdout, stderr=stderr, env=variables)
 
 
@@ -147,16 +154,18 @@ def stock(*flags: str, **extra: str) -> Server:
                  SGLANG_USE_CPU_ENGINE="1", **extra)
 
 
-def run(*arguments: str, timeout: float = 240, cold: bool = False, **extra: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, timeout: float = 240, cold: bool = False, hooked: bool = False,
+        **extra: str) -> subprocess.CompletedProcess[str]:
     """Run `python ARGUMENTS`, a program that is expected to end by itself.
 
     Args:
         timeout: seconds.
         cold: as in `start`.
+        hooked: in a process that has our hooks applied, where it is not cold; `launch.py` always is.
     """
     variables = environment(**extra)
     with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
-        process = _python(arguments, variables, stdout, stderr, cold)
+        process = _python(arguments, variables, stdout, stderr, cold, hooked)
         try:
             status = process.wait(timeout)
         except subprocess.TimeoutExpired:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sglang_ext.bench import accuracy, budget, overhead, plots, stats
+from sglang_ext.bench import accuracy, budget, cut, overhead, plots, stats
 from sglang_ext.bench.__main__ import main
 from sglang_ext.bench.errors import BenchError
 from sglang_ext.bench.record import RESULTS, Record, Run, read
@@ -50,9 +50,25 @@ def overhead_rows() -> list[dict[str, Any]]:
              "thought": [8, 8]} for kind, by_round in speeds.items() for n in (0, 1)]
 
 
+def cut_rows() -> list[dict[str, Any]]:
+    told = {"seconds": 2.0, "gap_p50": 0.01, "gap_p99": 0.02, "step": 0.01, "cuts": 8, "at_once": 8, "end_steps": 1.0,
+            "errors": {}}
+    speeds = {"one forward": (105.0, 99.0), "token by token": (100.0, 100.0)}
+    models = ("reasoner", "smollm2-135m-instruct")
+    rows = [{"model": m, "batch": n, "kind": "mix", "of": mix, "way": way, "round": r + 1, "answers": [0.3],
+             "tokens_per_second": speed, **told} for m in models for n in (1, 16, 64) for mix in cut.MIXES
+            for way, by_round in speeds.items() for r, speed in enumerate(by_round)]
+    times = {"one forward": 0.12, "token by token": 0.36, "no message": 0.1}
+    rows += [{"model": m, "batch": n, "kind": "answer", "of": b, "way": way, "round": 1, "answers": [time * n] * 8,
+              "tokens_per_second": None, **told} for m in models for n in (1, 16, 64) for b in (0, 16, 32)
+             for way, time in times.items()]
+    return [{"type": "load", **row} for row in rows]
+
+
 ROWS: dict[str, tuple[Any, Callable[[], list[dict[str, Any]]], dict[str, Any]]] = {
     "budget": (budget, budget_rows, {"tenants": {"free": 16, "pro": -1}}),
     "accuracy": (accuracy, accuracy_rows, {}),
+    "cut": (cut, cut_rows, {}),
     "overhead": (overhead, overhead_rows, {"batch": 16, "new": 64, "budget": 8}),
 }
 

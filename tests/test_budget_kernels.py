@@ -13,7 +13,7 @@ from sglang_ext.budget.kernels import Flag, Word, advance, commit, mask_logits, 
 from sglang_ext.budget.kernels import reference as ref
 from sglang_ext.budget.kernels.layout import NO_LIMIT, NOT_FORCING, WORDS
 
-EXAMPLES = int((16 if INTERPRETED else 80) * SCALE)
+EXAMPLES = int((8 if INTERPRETED else 60) * SCALE)
 common = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), derandomize=SCALE <= 1)
 
 

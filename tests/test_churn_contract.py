@@ -190,6 +190,13 @@ def test_what_the_server_writes_is_the_same_in_each_answer() -> None:
     assert violations(asked(Wish(True, 1)), line, seen=seen)[0].startswith("closing")
 
 
+def test_the_line_break_that_a_server_tells_of_is_looked_for() -> None:
+    ids = [A, A, A, END, B, EOS]
+    answer = answered(ids, report(3, 3, 1, "forced"), 4)
+    assert not violations(asked(), answer)
+    assert [fault.split(":")[0] for fault in violations(asked(), answer, seen=Seen(closing=b"\n\n"))] == ["closing"]
+
+
 def test_a_default_budget_holds_for_requests_without_one() -> None:
     served = replace(ONE, default=3)
     assert violations(asked(Wish()), answered(FORCED, report(3, 3, 2, "forced"), 4), served) == []
@@ -246,16 +253,16 @@ def test_what_is_left_in_a_server() -> None:
 
 
 def test_requests_are_the_same_for_a_seed_and_of_every_kind() -> None:
-    served = replace(ONE, spellings=("think_budget", "thinking_budget", "reasoning.max_tokens"))
+    served = replace(ONE, eos=EOS, spellings=("think_budget", "thinking_budget", "reasoning.max_tokens"))
     prompts = [([{"role": "user", "content": "a"}], [A, B]), (None, [TURN, START])]
     made, again, others = ([Maker(served, "m", prompts, 64, seed, {}).ask(i) for i in range(600)] for seed in (3, 3, 4))
     assert made == again
     assert made != others
     assert {(a.path, a.kind) for a in made} >= {(path, kind) for path in (GENERATE, "/v1/chat/completions")
-                                                for kind in ("whole", "stream", "abort", "leave", "bad")}
+                                                for kind in ("whole", "stream", "abort", "end", "leave", "bad")}
     text = str([a.body for a in made])
     for part in ("grace_tokens", "min_tokens", "message", "answer_tokens", "thinking_budget", "'reasoning'", "'n'",
-                 "'stop'", "ignore_eos", "temperature", "-1"):
+                 "'stop'", "ignore_eos", "temperature", "-1", f"'logit_bias': {{'{END}'", f"'logit_bias': {{'{EOS}'"):
         assert part in text, part
     for ask in made:
         wish = ask.wish
@@ -269,3 +276,5 @@ def test_a_block_that_is_implied_and_closes_at_once_is_written_whole() -> None:
     ids, think = [START, END, BREAK, B, EOS], report(0, 0, 3, "forced")
     for seen in (Seen(), Seen(closing=b"\n\n")):
         assert not violations(asked(Wish(True, 0, message="")), answered(ids, think, 1, prompt=[TURN]), seen=seen)
+    cut = answered([START], report(0, 0, 1, "open"), 0, prompt=[TURN])
+    assert not violations(asked(Wish(True, 0, message="")), cut)

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import torch
 from device_watch import HostWait, fake_cuda
+from engine_helpers import HELPERS as ENGINE
 from step_helpers import HELPERS
 
+ALL = {**HELPERS, **ENGINE}
 WAITS = {
     "a number of the host for a place": lambda x, at: x.__setitem__(at, 1.0),
     "a mask for a place": lambda x, at: x.__setitem__(x > 0, 1.0),
@@ -43,10 +45,10 @@ def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_kernels")
-@pytest.mark.parametrize("name", HELPERS)
+@pytest.mark.parametrize("name", ALL)
 def test_a_helper_of_a_step_does_not_wait(name: str) -> None:
     with fake_cuda() as watch:
-        HELPERS[name]("cuda")()
+        ALL[name]("cuda")()
     assert watch.waits == 0
 
 

@@ -21,10 +21,18 @@ load_plugins()
 """
 
 
-def child(change: str = "", then: str = "print('went on')", **extra: str) -> tuple[int, str]:
-    """Run a fresh process that changes the table, or sglang, before the plugins are loaded."""
-    done = servers.run("-W", "ignore", "-c", CHILD.format(change=change, then=then), **extra)
+def child(change: str = "", then: str = "print('went on')", hooked: bool = False) -> tuple[int, str]:
+    """Run a fresh process that changes the table, or sglang, before the plugins are loaded.
+
+    Args:
+        hooked: the change may come after them, so a process that has them will do.
+    """
+    done = servers.run("-W", "ignore", "-c", CHILD.format(change=change, then=then), hooked=hooked)
     return done.returncode, done.stdout + done.stderr
+
+
+def hooked(then: str, change: str = "") -> tuple[int, str]:
+    return child(change, then, hooked=True)
 
 
 def test_every_hook_fits_and_is_applied() -> None:
@@ -42,6 +50,7 @@ record = known.load()
 other = {key: {dataclasses.replace(p, source="0" * 12): r for p, r in prints.items()} if key == place else prints
          for key, prints in record.entries.items()}
 fit.load = lambda: known.Known(other)
+fit.findings.cache_clear()
 """
 
 
@@ -51,7 +60,7 @@ fit.load = lambda: known.Known(other)
 ])
 def test_an_unread_place_ends_every_way_to_start(then: str) -> None:
     """`sglang serve` reads the command line, `sglang.Engine` does not."""
-    status, output = child(UNREAD, then)
+    status, output = hooked(then, UNREAD)
     assert status != 0
     assert "Sampler.forward: another body; the token that stands" in output
     assert "went on" not in output
@@ -65,7 +74,7 @@ def test_what_a_release_does_not_have_is_refused_where_it_is_needed() -> None:
             "fit.findings = lambda: (Finding(Place(path, HOOK), 'absent', None),)\n"
             "fit.refuse_without(SimpleNamespace(dp_size=1))\nprint('one went on')\n"
             "fit.refuse_without(SimpleNamespace(dp_size=2))")
-    status, output = child("from sglang_ext.patches import fit", then)
+    status, output = hooked(then, "from sglang_ext.patches import fit")
     assert status != 0
     assert "one went on" in output
     assert "get_init_info: data parallel servers (--dp) are not served" in output.splitlines()[-1]
@@ -99,7 +108,7 @@ def test_a_hook_that_did_not_apply_is_found() -> None:
     then = ("from sglang.srt.plugins.hook_registry import HookRegistry\n"
             "HookRegistry._patched.discard('sglang.srt.model_executor.model_runner.ModelRunner.sample')\n"
             "sglang_ext.patches.check_applied()")
-    status, output = child(then=then)
+    status, output = hooked(then)
     assert status != 0
     assert "ModelRunner.sample" in output.splitlines()[-1]
     assert "would not be enforced" in output
@@ -109,7 +118,7 @@ def test_a_scheduler_without_the_hooks_is_refused() -> None:
     then = ("from sglang_ext.patches.launch import wait_for_scheduler_ready as wait\n"
             "wait(lambda readers, processes: [{'status': 'ready', 'sglang_ext': True}], [], [])\n"
             "wait(lambda readers, processes: [{'status': 'ready', 'sglang_ext': True}, {'status': 'ready'}], [], [])")
-    status, output = child(then=then)
+    status, output = hooked(then)
     assert status != 0
     assert "a scheduler started without sglang-ext" in output
 
@@ -121,7 +130,7 @@ def test_a_scheduler_that_refuses_ends_the_start_with_its_status() -> None:
             "try:\n    wait(died, [], [SimpleNamespace(exitcode=-9)])\n"
             "except RuntimeError:\n    print('killed is told')\n"
             "wait(died, [], [SimpleNamespace(exitcode=2)])")
-    status, output = child(then=then)
+    status, output = hooked(then)
     assert status == 2
     assert output.splitlines()[-1] == "killed is told"
 
@@ -147,19 +156,16 @@ def test_the_releases_that_are_asked_for_are_those_that_were_read() -> None:
 
 
 @pytest.mark.parametrize("start", ["", "import sys; sys.path.insert(0, '.'); "])
-def test_pypis_kernels_package_is_not_shadowed(start: str) -> None:
-    code = "import kernels, sglang_ext.budget.kernels as k; print(kernels.__file__, k.__file__)"
+def test_pypis_kernels_package_is_not_shadowed_and_the_pure_layer_imports_no_engine(start: str) -> None:
+    modules = ("config", "cli", "vocab", "budget.contract", "budget.automaton", "budget.markers", "budget.admission",
+               "budget.service", "budget.kernels")
+    code = (f"import sys, {', '.join(f'sglang_ext.{m}' for m in modules)}\n"
+            "print([m for m in sys.modules if m.split('.')[0] == 'sglang'])\n"
+            "import kernels\nprint(kernels.__file__, sglang_ext.budget.kernels.__file__)")
     done = servers.run("-c", start + code, cold=True)
-    pypis, ours = done.stdout.split()
+    engine, files = done.stdout.splitlines()
+    pypis, ours = files.split()
+    assert engine == "[]"
     assert "site-packages" in pypis
     assert Path(ours) == servers.ROOT / "kernels" / "budget" / "__init__.py"
     assert not (servers.ROOT / "kernels" / "__init__.py").exists()
-
-
-def test_pure_layer_imports_no_engine() -> None:
-    modules = ("config", "cli", "vocab", "budget.contract", "budget.automaton", "budget.markers", "budget.admission",
-               "budget.service", "budget.kernels")
-    names = ", ".join(f"sglang_ext.{m}" for m in modules)
-    done = servers.run("-c", f"import sys, {names}; print([m for m in sys.modules if m.split('.')[0] == 'sglang'])",
-                       cold=True)
-    assert done.stdout.strip() == "[]", done.stderr

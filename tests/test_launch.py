@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 import servers
+from asked_ends import check_ends
 from release_copy import has_data_parallel
 from servers import FLOAT32
 
@@ -75,29 +75,27 @@ def test_help_lists_our_flags_apart() -> None:
 @pytest.mark.served
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_while_it_serves_leaves_no_process(scripted_model: Path, how: signal.Signals) -> None:
-    server = servers.launch("--model-path", str(scripted_model), cold=how == signal.SIGTERM)
+    server = servers.launch("--model-path", str(scripted_model))
     assert server.descendants()
     assert not server.stop(how)
     assert server.process.returncode is not None
 
 
 def lasting(pid: int) -> list[psutil.Process]:
-    """Descendants, once one of them has lived for two seconds: imports start others, like `lscpu`, that end at once."""
+    """Descendants, once one of them has lived for a while: imports start others, like `lscpu`, that end at once."""
     with suppress(psutil.NoSuchProcess):
         found = psutil.Process(pid).children(recursive=True)
-        if any(time.time() - child.create_time() > 2 for child in found):
+        if any(time.time() - child.create_time() > 0.5 for child in found):
             return found
     return []
 
 
 @pytest.mark.served
 def test_a_signal_while_it_starts_leaves_no_process(scripted_model: Path) -> None:
-    process = subprocess.Popen([sys.executable, "launch.py", "--model-path", str(scripted_model), "--port",
-                                str(servers.free_port())], cwd=servers.ROOT, env=servers.environment(),
-                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = servers.begin("launch.py", "--model-path", str(scripted_model), "--port", str(servers.free_port()))
     children, deadline = [], time.monotonic() + START_SECONDS
     while not children and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.2)
+        time.sleep(0.1)
         children = lasting(process.pid)
     process.terminate()
     process.wait(40)
@@ -188,7 +186,7 @@ if __name__ == "__main__":
 def test_engine_from_python(scripted_model: Path, tmp_path: Path) -> None:
     script = tmp_path / "engine.py"
     script.write_text(ENGINE)
-    done = servers.run(str(script), str(scripted_model), json.dumps(looping(scripted_model)), cold=True,
+    done = servers.run(str(script), str(scripted_model), json.dumps(looping(scripted_model)),
                        SGLANG_USE_CPU_ENGINE="1", SGLANG_EXT_THINK_BUDGET="4")
     line = next((x for x in done.stdout.splitlines() if x.startswith("RESULT")), None)
     assert line, done.stderr[-3000:]
@@ -226,6 +224,14 @@ def test_every_tokenizer_worker_checks_budgets(parallel_server: servers.Server, 
         assert response.status_code == 400
         chat = {"model": "m", "messages": [{"role": "user", "content": "x"}], "think_budget": "4"}
         assert parallel_server.post("/v1/chat/completions", chat).status_code == 400
+
+
+@pytest.mark.served
+def test_ends_reach_every_scheduler_from_every_tokenizer_worker(parallel_server: servers.Server,
+                                                                scripted_model: Path) -> None:
+    from transformers import AutoTokenizer
+
+    check_ends(parallel_server, AutoTokenizer.from_pretrained(scripted_model), "parallel", loop=False)
 
 
 def test_data_parallel_is_refused_where_it_is_not_served(scripted_model: Path) -> None:

@@ -11,8 +11,8 @@ from demo_requests import BUDGETS, body, prompts
 from servers import FLOAT32
 
 MESSAGE = "I have thought long enough and will answer now.\n"
-WALLS = BUDGETS[:10]
-NEW = 44
+WALLS = BUDGETS[:8]
+NEW = 30
 
 
 @pytest.fixture(scope="module")

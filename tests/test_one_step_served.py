@@ -6,7 +6,6 @@ ids, text, `think`, every count of `usage`, logprobs.
 
 from __future__ import annotations
 
-import json
 import random
 import time
 from collections.abc import Iterator
@@ -18,8 +17,10 @@ from typing import Any
 import pytest
 import requests
 import servers
+from scripted_model import TURN
 from scripted_requests import OPEN, STARTS, answers
 from servers import FLOAT32
+from streams import stream
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 pytestmark = pytest.mark.served
@@ -40,6 +41,7 @@ SETTINGS = {
     "without overlap": ("--disable-overlap-schedule",),
     "without a prefix cache": ("--disable-radix-cache",),
     "small chunks": ("--chunked-prefill-size", "16", "--enable-mixed-chunk"),
+    "whatever it costs": ("--think-one-step", "always", "--enable-mixed-chunk"),
     "two schedulers": ("--dp", "2"),
     "two ranks": ("--tp", "2"),
     "a cache of prompts alone": ("--strip-thinking-cache",),
@@ -83,21 +85,24 @@ def mix(tokenizer: PreTrainedTokenizerFast) -> list[dict[str, Any]]:
     """Walls anywhere, ends that the length cuts, and every kind of request that stays token by token."""
     rng, made = random.Random(17), []
     for i in range(128):
-        prompt, start = rng.choice(STARTS)
-        budget: Any = {"max_tokens": rng.choice([-1, 0, 0, *range(12), 20]), "message": rng.choice([MESSAGE, ""])}
+        prompt, start = rng.choice([*STARTS, *[(OPEN, "loop")] * len(STARTS)])
+        budget: Any = {"max_tokens": rng.choice([-1, 0, 0, *range(12), 20]),
+                       "message": rng.choice([MESSAGE, MESSAGE, ""])}
         if rng.random() < 0.2:
             budget["answer_tokens"] = rng.randint(1, 6)
         if i % 8 == 0:
             budget = None
         new = rng.choice([60, 60, rng.randint(37, 50)]) if budget and "answer_tokens" in budget else rng.randint(1, 70)
         more = {1: STAYS[i // 4 % len(STAYS)], 2: {"sampling_params": STOPS[i // 4 % len(STOPS)]}}.get(i % 4, {})
-        made.append(ask(tokenizer, "context " * rng.randint(0, 4) + prompt, start, budget, new, **more))
+        made.append(ask(tokenizer, "context " * rng.randint(0, 4) + TURN + prompt, start, budget, new, **more))
     return made
 
 
 @pytest.fixture(scope="module")
 def stepwise(stepwise_server: servers.Server, mix: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return answers(stepwise_server, mix)
+    found = answers(stepwise_server, mix)
+    assert sum(r["meta_info"].get("think", {}).get("forced_tokens", 0) > len(MESSAGE) / 2 for r in found) > len(mix) / 5
+    return found
 
 
 def told(result: dict[str, Any]) -> dict[str, Any]:
@@ -120,12 +125,6 @@ def test_on_other_servers(other_server: servers.Server, mix: list[dict[str, Any]
     check(answers(other_server, mix), stepwise, mix)
 
 
-def stream(server: servers.Server, body: dict[str, Any]) -> list[dict[str, Any]]:
-    with requests.post(server.url + "/generate", json={**body, "stream": True}, stream=True, timeout=120) as response:
-        lines = [line[6:] for line in response.iter_lines() if line.startswith(b"data: ")]
-    return [json.loads(line) for line in lines[:-1]]
-
-
 @pytest.mark.parametrize("budget", [0, 1, 5])
 def test_an_end_is_one_piece_of_the_stream(scripted_server: servers.Server, tokenizer: PreTrainedTokenizerFast,
                                            budget: int) -> None:
@@ -140,6 +139,7 @@ def test_an_end_is_one_piece_of_the_stream(scripted_server: servers.Server, toke
     assert events[-1]["output_ids"] == scripted_server.generate(**body)["output_ids"]
     counts = [e["meta_info"]["think"]["forced_tokens"] for e in events]
     assert counts == sorted(counts)
+    assert budget or lengths[1] > forced, "known before the prompt is read"
     assert all(e["meta_info"]["completion_tokens"] == len(e["output_ids"]) for e in events)
 
 
@@ -155,12 +155,15 @@ def test_what_is_more_than_ids_is_written_token_by_token(scripted_server: server
 def test_cached_tokens_are_those_of_the_prompt(scripted_server: servers.Server, stepwise_server: servers.Server,
                                                tokenizer: PreTrainedTokenizerFast) -> None:
     """The second request finds the first one's end in the cache too; it is no part of its prompt."""
+    prompt = "a prompt of its own. " + TURN + OPEN
     for budget in (0, 4):
-        body = ask(tokenizer, "a prompt of its own. " + OPEN, "loop", {"max_tokens": budget, "message": MESSAGE}, 50)
+        body = ask(tokenizer, prompt, "loop", {"max_tokens": budget, "message": MESSAGE}, 50)
         counts = []
         for server in (scripted_server, stepwise_server):
             requests.post(server.url + "/flush_cache", timeout=60)
-            counts.append([server.generate(**body)["meta_info"]["cached_tokens"] for _ in range(2)])
+            said = [server.generate(**body)["meta_info"] for _ in range(2)]
+            assert all(meta["think"]["forced_tokens"] > len(MESSAGE) / 2 for meta in said)
+            counts.append([meta["cached_tokens"] for meta in said])
         assert counts[0] == counts[1] == [0, len(body["input_ids"]) - 1]
 
 
@@ -186,6 +189,26 @@ def test_two_samples(scripted_server: servers.Server, stepwise_server: servers.S
     one, other = (s.post("/generate", body).json() for s in (scripted_server, stepwise_server))
     assert [told(r) for r in one] == [told(r) for r in other]
     assert len(one) == 2
+
+
+def test_turns_of_a_session(scripted_server: servers.Server, stepwise_server: servers.Server,
+                            tokenizer: PreTrainedTokenizerFast) -> None:
+    """A session goes on from what a response left in its slot; its ends are written token by token."""
+    said = []
+    for server in (scripted_server, stepwise_server):
+        opened = server.post("/open_session", {"capacity_of_str_len": 1000})
+        params, turns = {"id": opened.json(), "rid": None}, []
+        for budget in (2, 0, 5):
+            body = ask(tokenizer, OPEN, "loop", {"max_tokens": budget, "message": MESSAGE}, 44, session_params=params)
+            events = stream(server, body)
+            turns.append(told(events[-1]))
+            params = {**params, "rid": events[-1]["meta_info"]["id"]}
+            lengths = [0, *(len(e["output_ids"]) for e in events)]
+            assert max(b - a for a, b in pairwise(lengths)) < len(MESSAGE) / 2
+        server.post("/close_session", {"session_id": opened.json()})
+        said.append(turns)
+    assert said[0] == said[1]
+    assert all(turn["think"]["outcome"] == "forced" for turn in said[0])
 
 
 def test_aborts_in_the_middle(scripted_server: servers.Server, mix: list[dict[str, Any]],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,10 +33,22 @@ def copied(tmp_path: Path) -> Iterator[Path]:
     shutil.rmtree(tmp_path)  # links, which pytest would keep
 
 
-def launch(folder: Path, *flags: str, **extra: str) -> subprocess.CompletedProcess[str]:
-    """launch.py with another sglang; a model that is not there ends one that is not refused."""
-    return servers.run("launch.py", "--model-path", "/no/such/model", *flags, cold=True, PYTHONPATH=str(folder),
-                       **extra)
+LAUNCH = """
+import sys
+from pathlib import Path
+from sglang_ext.compat.tree import Folder
+from sglang_ext.patches import fit
+from sglang_ext.serve import main
+version, folder = fit.installed().version, Path(sys.argv[1]) / "sglang"
+fit.installed = lambda: Folder(folder, version)
+fit.findings.cache_clear()
+sys.exit(main(["--model-path", "/no/such/model"]))
+"""
+
+
+def launch(folder: Path, **extra: str) -> subprocess.CompletedProcess[str]:
+    """launch.py where another sglang is installed; a model that is not there ends one that is not refused."""
+    return servers.run("-c", LAUNCH, str(folder), hooked=True, **extra)
 
 
 def named(output: str) -> list[str]:
@@ -76,6 +89,7 @@ def test_what_does_not_fit_is_refused_whatever_is_allowed(copied: Path, change: 
 
 @pytest.mark.served
 def test_an_unread_place_is_served_where_that_is_allowed(copied: Path, scripted_model: Path) -> None:
+    """By the real command, in processes that have imported nothing; and it leaves none behind."""
     folder = copy_with(copied, COMMENT, UNREAD)
     server = servers.launch("--model-path", str(scripted_model), "--reasoning-parser", "qwen3",
                             "--allow-unknown-sglang", *FLOAT32, cold=True, PYTHONPATH=str(folder))
@@ -89,7 +103,7 @@ def test_an_unread_place_is_served_where_that_is_allowed(copied: Path, scripted_
         assert FORWARD not in log
         assert f"on sglang {told['version']}, table of hooks {told['sglang_ext']['table']}" in log
     finally:
-        left = server.stop()
+        left = server.stop(signal.SIGTERM)
     assert not left
 
 

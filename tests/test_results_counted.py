@@ -69,7 +69,7 @@ def test_unknown_markers_are_advertised_as_nothing() -> None:
     assert advertised(Admission(Limits(), None, lambda text: []), {}) is None
     known = advertised(Admission(Limits(), AUTOMATON, lambda text: []), {})
     assert known is not None
-    assert known["markers"] == {"start": "<t>", "end": "</t>"}
+    assert known["markers"] == {"start": "<t>", "end": "</t>", "line_break": "\n"}
 
 
 def reported(report: Report, finish_reason: Any) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -7,14 +7,17 @@ of any width goes over the budget, rows of a verification get another request's 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import ceil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import servers
+from asked_ends import check_ends
 from demo_requests import BUDGETS, body, check_all, prompts
 from rescan import Rescan
 from scripted_requests import LIMITS, OPEN, STARTS, answers
+from streams import rounds_of_the_end, stream
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 NGRAM = ("--speculative-ngram-capacity", "100000", "--speculative-algorithm", "NGRAM",
@@ -80,22 +83,45 @@ def test_drafts_that_foresee_the_end_of_sequence_in_a_block(speculating_server: 
     assert result["meta_info"]["think"] == {"budget": 9, "tokens": 2, "forced_tokens": 3, "outcome": "eos"}
 
 
+@pytest.mark.usefixtures("plain")
+def test_ends_that_come_before_the_limit(speculating_server: servers.Server,
+                                         tokenizer: PreTrainedTokenizerFast) -> None:
+    check_ends(speculating_server, tokenizer, "ngram")
+
+
+@pytest.mark.parametrize("limit", [0, 1, 6])
+@pytest.mark.usefixtures("plain")
+def test_a_forced_sequence_is_its_own_draft(speculating_server: servers.Server, tokenizer: PreTrainedTokenizerFast,
+                                            limit: int) -> None:
+    """Though no response had this message before."""
+    width = speculating_server.width  # type: ignore[attr-defined]
+    message = f"said {'never'[:limit]} before in {width} words. "
+    budget = {"max_tokens": limit, "message": message, "answer_tokens": 0}
+    ids = [*tokenizer.encode(OPEN), tokenizer.convert_tokens_to_ids("loop")]
+    events = stream(speculating_server, {"input_ids": ids, "sampling_params": {
+        "temperature": 0, "max_new_tokens": 80, "think_budget": budget}})
+    assert message + "</think>\n\nanswer" in events[-1]["text"]
+    forced = events[-1]["meta_info"]["think"]["forced_tokens"]
+    assert forced > 16
+    assert rounds_of_the_end(events, limit) <= ceil(forced / width)
+
+
 @pytest.fixture(scope="module")
 def speculating_demo(demo_model: Path) -> Iterator[servers.Server]:
-    server = servers.launch("--dtype", "float32", *NGRAM, "6", "--max-running-requests", "16", "--max-total-tokens",
+    server = servers.launch("--dtype", "float32", *NGRAM, "5", "--max-running-requests", "16", "--max-total-tokens",
                             "4096", "--chunked-prefill-size", "64", "--constrained-json-disable-any-whitespace")
     yield server
     assert not server.stop()
 
 
 @pytest.mark.served
-def test_sixteen_mixed_budgets(speculating_demo: servers.Server, demo_tokenizer: Any, demo_rescan: Rescan) -> None:
-    """Against the same server without budgets: drafted and plain steps have other batch shapes, so other last bits."""
+def test_mixed_budgets(speculating_demo: servers.Server, demo_tokenizer: Any, demo_rescan: Rescan) -> None:
+    """Against the same server without budgets."""
     close = demo_tokenizer.encode("</think>") + demo_tokenizer.encode("\n\n")
-    texts = prompts(demo_tokenizer, len(BUDGETS))
-    free = [speculating_demo.generate(**body(t))["output_ids"] for t in texts]
-    limited = speculating_demo.generate_all([body(t, b) for t, b in zip(texts, BUDGETS, strict=True)])
-    check_all(limited, free, close, demo_rescan)
+    texts, budgets = prompts(demo_tokenizer, 8), BUDGETS[:8]
+    free = [result["output_ids"] for result in speculating_demo.generate_all([body(t) for t in texts])]
+    limited = speculating_demo.generate_all([body(t, b) for t, b in zip(texts, budgets, strict=True)])
+    check_all(limited, free, close, demo_rescan, budgets)
 
 
 @pytest.mark.served

@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 import servers
+from asked_ends import check_ends
 from scripted_requests import LIMITS, OPEN, STARTS, answers
+from streams import rounds_of_the_end, stream
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from uag_models import build_random_model, build_spoken_draft, build_spoken_model, pad_vocabulary
 
@@ -124,6 +126,19 @@ def test_a_forced_sequence_is_its_own_draft(served: Served, tokenizer: PreTraine
     assert meta["uag"]["draft_forwards"] <= 1
     assert (meta["uag"]["proposed"], meta["uag"]["rejections"]["verification"]) == (0, 0)
     assert meta["uag"]["forced"] == meta["uag"]["accepted"] == n - 1 - (n - 1) // served.width
+
+
+def test_ends_that_come_before_the_limit(served: Served, tokenizer: PreTrainedTokenizerFast) -> None:
+    check_ends(served.server, tokenizer, "uag", loop=served.width != 2)
+
+
+@pytest.mark.parametrize("limit", [0, 1, 6])
+def test_rounds_from_the_wall_to_the_answer(served: Served, tokenizer: PreTrainedTokenizerFast, limit: int) -> None:
+    budget = {"max_tokens": limit, "message": MESSAGE, "answer_tokens": 0}
+    events = stream(served.server, ask(tokenizer, OPEN, "loop", 60, budget))
+    forced = events[-1]["meta_info"]["think"]["forced_tokens"]
+    assert forced > 16
+    assert rounds_of_the_end(events, limit) <= ceil(forced / served.width)
 
 
 def test_a_wall_within_a_draft(served: Served, tokenizer: PreTrainedTokenizerFast) -> None:

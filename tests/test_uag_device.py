@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
+import device_watch
 import pytest
 import torch
 from hypothesis import given, settings
@@ -20,7 +21,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 
 from sglang_ext.uag import worker
 from sglang_ext.uag.draft import PAD, Draft, accept_index, full_mask
-from sglang_ext.uag.verify import _expanded, sample
+from sglang_ext.uag.verify import Verifier, _expanded, sample
 
 VOCAB = 50
 
@@ -188,7 +189,7 @@ STEPS: dict[str, Callable[[Draft], Any]] = {
     "input_ids": lambda chains: chains.input_ids,
     "positions": lambda chains: chains.positions(torch.empty(3, dtype=torch.int32, device="cuda")),
     "slots": lambda chains: chains.slots(torch.empty(5, 99, dtype=torch.int32, device="cuda"),
-                                         torch.tensor([4, 1, 2], device="cuda"),
+                                         torch.empty(3, dtype=torch.int64, device="cuda"),
                                          torch.empty(12, dtype=torch.int64, device="cuda")),
     "links": lambda chains: chains.links(),
     "accept": lambda chains: chains.accept(torch.empty(12, dtype=torch.int32, device="cuda")),
@@ -240,6 +241,13 @@ def test_sampling_stays_on_the_device(keep_logits: bool, monkeypatch: pytest.Mon
     assert all(map(on_cuda, (drawn, lens, sampler.logits, sampler.positions)))
 
 
+@pytest.mark.parametrize("step", STEPS)
+def test_a_step_makes_nothing_wait(step: str) -> None:
+    """A copy from pageable memory waits too, such as that of a number which is assigned through an index."""
+    with device_watch.fake_cuda():
+        STEPS[step](Draft.of([[1, 2], [3], [4, 5, 6, 7]], 4, "cuda"))
+
+
 def test_fake_tensors_notice_a_wait_and_a_mixture(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the tests above rely on."""
     with fake_cuda(monkeypatch):
@@ -248,6 +256,20 @@ def test_fake_tensors_notice_a_wait_and_a_mixture(monkeypatch: pytest.MonkeyPatc
             laid.lengths.tolist()
         with pytest.raises(Exception, match="same device"):
             laid.accept(torch.empty(2, dtype=torch.int32))
+
+
+@pytest.mark.parametrize(("declared", "made"), [(None, True), (True, True), (False, False)])
+def test_a_mask_is_made_where_the_attention_reads_one(declared: bool | None, made: bool,
+                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    """`declared`: what the target's backend says of masks, as far as it does. The draft is a chain either way."""
+    backend = SimpleNamespace(verify_mask=None if declared is None else SimpleNamespace(is_read=declared))
+    verifier = Verifier(SimpleNamespace(device="cuda", attn_backend=backend), lambda sampled: sampled)
+    with fake_cuda(monkeypatch):
+        batch = SimpleNamespace(seq_lens=torch.empty(2, dtype=torch.int64, device="cuda"),
+                                seq_lens_cpu=SimpleNamespace(tolist=lambda: [5, 7]))
+        found = verifier.input(batch, Draft.of([[1, 2], [3]], 2, "cuda"))
+    assert (found.custom_mask is not None) is made
+    assert found.tree_topk == 1
 
 
 @pytest.mark.parametrize(("device", "backends", "graphs", "fixed"), [

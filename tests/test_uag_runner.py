@@ -7,6 +7,7 @@ import random
 import sys
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -16,6 +17,7 @@ import torch
 from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator
 from uag_models import build_random_model
 
+from sglang_ext.uag import draft_runner
 from sglang_ext.uag.draft_pool import DraftPool
 from sglang_ext.uag.draft_runner import DraftRunner
 from sglang_ext.uag.pair import draft_attention
@@ -111,6 +113,19 @@ def test_a_backend_of_another_attention_is_replaced(target: str, latent: bool,
 def test_a_named_backend_that_cannot_serve_the_draft_is_refused() -> None:
     with pytest.raises(ValueError, match=r"--speculative-draft-attention-backend flashmla.*accepted: triton"):
         draft_attention("flashmla", "flashmla", latent=False)
+
+
+@pytest.mark.parametrize(("named", "quantization"), [(True, "fp8"), (False, None)])
+def test_the_draft_is_quantized_where_the_operator_says_so(named: bool, quantization: str | None,
+                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    """sglang fills in the target's `--quantization` for a draft that none was named for."""
+    given = SimpleNamespace(
+        speculative_draft_model_path="d", speculative_draft_model_revision=None, trust_remote_code=False, dtype="auto",
+        model_impl="auto", sampling_defaults="model", speculative_draft_model_quantization="fp8",
+        _speculative_draft_quantization_explicitly_set=named)
+    monkeypatch.setattr(draft_runner, "resolving_view", lambda server_args: given)
+    monkeypatch.setattr(draft_runner, "ModelConfig", lambda **settings: settings)
+    assert draft_runner._model_config(None)["quantization"] == quantization
 
 
 def main(target: str, draft: str, *flags: str) -> None:

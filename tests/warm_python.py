@@ -112,12 +112,15 @@ def _connection(hooked: bool) -> socket.socket:
             time.sleep(0.1)
 
 
-def start(arguments: Sequence[str], environment: Mapping[str, str], stdout: IO[bytes], stderr: IO[bytes]) -> Program:
+def start(arguments: Sequence[str], environment: Mapping[str, str], stdout: IO[bytes], stderr: IO[bytes],
+          hooked: bool = False) -> Program:
     """Start `python ARGUMENTS` in the project's folder: `[-W FILTER] (FILE | -m MODULE | -c CODE) ...`.
 
-    `launch.py` finds our hooks applied, as it would apply them itself; unless its plugins are chosen, when it may not.
+    Args:
+        hooked: in a process that has our hooks applied. `launch.py` is, as it would apply them itself, unless its
+            plugins are chosen.
     """
-    hooked = arguments[0] == "launch.py" and "SGLANG_PLUGINS" not in environment
+    hooked = hooked or (arguments[0] == "launch.py" and "SGLANG_PLUGINS" not in environment)
     told, its = socket.socketpair()
     message = json.dumps({"arguments": list(arguments), "environment": dict(environment)}).encode()
     with its:

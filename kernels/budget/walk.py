@@ -109,7 +109,7 @@ def _walk_kernel(
         device.mask_row(logits + j * stride, vocab, row, state.program, tables, LOST)
 
         # The next node. After the last one there is none: its token reads as padding.
-        if j % CHUNK == 0:
+        if ((CHUNK - 1) & j) == 0:  # the constant is on the left: the interpreter has a plain integer for j
             kinds = _kinds(draft, j + 1, width, tables)
         parent = j
         if parents is not None:
@@ -118,7 +118,7 @@ def _walk_kernel(
         if parents is not None:
             row = _reload(row, nodes + tl.where(orphan, 0, parent) * device.WORDS)
         token = tl.load(draft + j + 1, mask=j + 1 < width, other=-1).to(tl.int32)
-        kind = tl.sum(tl.where(tl.arange(0, CHUNK) == j % CHUNK, kinds, 0), 0)
+        kind = tl.sum(tl.where(tl.arange(0, CHUNK) == ((CHUNK - 1) & j), kinds, 0), 0)
         row = _step(row, orphan | (token < 0), token, kind, state.program, tables)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from .errors import BenchError, Violated
 
-COMMANDS = ("budget", "overhead", "uag", "double-query", "accuracy", "churn")
+COMMANDS = ("budget", "cut", "overhead", "uag", "double-query", "accuracy", "churn")
 NEEDED = ("matplotlib", "jinja2", "scipy", "aiohttp")
 USAGE, FAILED, INTERRUPTED = 2, 1, 130
 

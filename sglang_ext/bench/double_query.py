@@ -75,7 +75,7 @@ def measure(args: argparse.Namespace, record: Run) -> None:
                 for way in (INSIDE, OUTSIDE) if i % 2 == 0 else (OUTSIDE, INSIDE):
                     label = f"{way}, {name}"
                     for url in workers:  # so that the same questions are as new to every load
-                        _flush(url)
+                        servers.flush_cache(url)
                     keep = partial(_keep, record, label)
                     seconds = _load(args, endpoint, way, budget, tasks, label, keep)
                     record.add("load", way=label, budget=budget, seconds=seconds)
@@ -130,14 +130,6 @@ def _router(urls: Sequence[str], record: Run) -> Iterator[str]:
 def _generates(url: str) -> bool:
     body: dict[str, Any] = {"text": "x", "sampling_params": {"max_new_tokens": 1}}
     return requests.post(url + "/generate", json=body, timeout=60).status_code == requests.codes.ok
-
-
-def _flush(url: str) -> None:
-    """Empty the prefix cache, where a server offers that."""
-    try:
-        requests.post(url + "/flush_cache", timeout=30)
-    except requests.RequestException:
-        return
 
 
 def _load(args: argparse.Namespace, endpoint: Endpoint, way: str, budget: int, tasks: Sequence[Task], label: str,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,16 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
+class Ask:
+    """One request of a load."""
+
+    task: Task
+    budget: int = UNLIMITED
+    tenant: str = ""
+    max_tokens: int | None = None  # of this response; None is the target's
+
+
+@dataclass(frozen=True)
 class Target:
     """Where a load goes, and what is the same for all of its requests.
 
@@ -37,6 +48,8 @@ class Target:
         extra: more fields of the body.
         headers: for an API key.
         timeout: seconds that a whole response may take.
+        message: stop message of the budgets; None is the server's own. Ours only.
+        pieces: whether each piece tells how many tokens have come, for `pieces` of the row. Ours only.
     """
 
     url: str
@@ -47,26 +60,22 @@ class Target:
     extra: Mapping[str, Any] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
     timeout: float = 3600
+    message: str | None = None
+    pieces: bool = False
 
-    def body(self, task: Task, budget: int) -> dict[str, Any]:
+    def body(self, ask: Ask) -> dict[str, Any]:
         """The request. Without a limit ours says so, which asks for the report; another server is told nothing."""
         limit: dict[str, Any] = {}
         if self.budget_field == OURS:
-            limit = {"metadata": {OURS: str(budget)}}  # what a router passes on, and its values are strings
-        elif budget != UNLIMITED:
-            limit = spelled(self.budget_field, budget)
-        base = {"model": self.model, "messages": task.messages, "max_tokens": self.max_tokens, "temperature": 0,
-                "stream": True, "stream_options": {"include_usage": True}}
+            value = ask.budget if self.message is None else {"max_tokens": ask.budget, "message": self.message}
+            limit = {"metadata": {OURS: json.dumps(value)}}  # what a router passes on, and its values are strings
+        elif ask.budget != UNLIMITED:
+            limit = spelled(self.budget_field, ask.budget)
+        base = {"model": self.model, "messages": ask.task.messages, "max_tokens": ask.max_tokens or self.max_tokens,
+                "temperature": 0, "stream": True, "stream_options": {"include_usage": True}}
+        if self.pieces:
+            base = merged(base, {"stream_options": {"continuous_usage_stats": True}})
         return merged(merged(base, self.extra), limit)
-
-
-@dataclass(frozen=True)
-class Ask:
-    """One request of a load."""
-
-    task: Task
-    budget: int = UNLIMITED
-    tenant: str = ""
 
 
 def merged(base: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
@@ -134,7 +143,7 @@ async def ask_once(session: aiohttp.ClientSession, target: Target, ask: Ask, beg
     stream = Stream()
     row: Row = {"budget": ask.budget, "tenant": ask.tenant, "kind": ask.task.kind, "start_time": sent - begin}
     try:
-        async with session.post(target.url + "/v1/chat/completions", json=target.body(ask.task, ask.budget)) as reply:
+        async with session.post(target.url + "/v1/chat/completions", json=target.body(ask)) as reply:
             if reply.status != 200:
                 return {**row, "error": f"{reply.status}: {(await reply.text())[:300]}"}
             async for line in reply.content:
@@ -144,6 +153,8 @@ async def ask_once(session: aiohttp.ClientSession, target: Target, ask: Ask, beg
     if target.budget_field == OURS:
         demand(ask.budget, stream.usage.get("think"))
     row |= stream.row(ask.budget, time.perf_counter() - sent)
+    if target.pieces:
+        row["pieces"] = [(sent - begin + at, count) for at, count in stream.pieces]
     if ask.task.answer is not None:
         row["right"] = CHECKS[target.check]("".join(stream.answer).strip(), ask.task.answer.strip())
     return row

@@ -20,7 +20,11 @@ DATA = b"data:"
 
 @dataclass
 class Stream:
-    """What has come of a response. Times are in seconds since it was sent."""
+    """What has come of a response. Times are in seconds since it was sent.
+
+    Attributes:
+        pieces: of each piece that says so: when it came, and how many tokens have come with it.
+    """
 
     ttft: float | None = None
     answer_ttft: float | None = None
@@ -28,6 +32,7 @@ class Stream:
     answer: list[str] = field(default_factory=list)
     usage: dict[str, Any] = field(default_factory=dict)
     finish: str | None = None
+    pieces: list[tuple[float, int]] = field(default_factory=list)
 
     def feed(self, line: bytes, now: float) -> None:
         """Take one line of the event stream.
@@ -48,6 +53,8 @@ class Stream:
         for choice in chunk.get("choices") or ():
             self._delta(choice.get("delta") or {}, now)
             self.finish = choice.get("finish_reason") or self.finish
+        if chunk.get("choices") and self.usage.get("completion_tokens"):
+            self.pieces.append((now, self.usage["completion_tokens"]))
 
     def _delta(self, delta: dict[str, Any], now: float) -> None:
         thought = next((delta[name] for name in THOUGHTS if delta.get(name)), "")

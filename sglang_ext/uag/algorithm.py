@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,6 @@ from .text.specials import read_override
 
 logger = logging.getLogger(__name__)
 NAME = "UAG"
-OVERLAP_VARIABLE = "SGLANG_EXT_UAG_OVERLAP"
-"""On a CPU nothing overlaps, and a request that ended runs one more round; 1 keeps overlap scheduling on there."""
 DRAFT_TOKENS = 8
 MAX_DRAFT_TOKENS = 64
 RUNNING_REQUESTS = 48  # sglang's own default for speculative decoding
@@ -88,7 +85,7 @@ def set_defaults(server_args: Any) -> None:
     server_args.enable_mixed_chunk = False
     if server_args.max_running_requests is None:
         server_args.max_running_requests = RUNNING_REQUESTS
-    if server_args.device == "cpu" and os.environ.get(OVERLAP_VARIABLE) != "1":
+    if server_args.device == "cpu" and not Settings.from_environment().uag_overlap:
         server_args.disable_overlap_schedule = True
 
 

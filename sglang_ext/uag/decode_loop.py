@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
+from .draft import to_device
 from .draft_pool import DraftRow
 from .draft_runner import DraftRunner
 from .draft_state import DraftState
-from .fixed_lengths import FixedLengths
-from .lengths import LengthControl
+from .lengths import FixedLengths, LengthControl
 from .step_times import Kind
 
 
@@ -136,9 +136,18 @@ class DecodeLoop:
             s.row.ids += s.written[:-1]
 
     def _read(self, sequences: Sequence[DraftSequence]) -> tuple[int, torch.Tensor]:
-        """Let the draft read what it lacks. Returns the ids a request, and logits [n, vocab] after the last ones."""
-        missing = [s.state.take_missing() for s in sequences]
-        return mean_length(missing), self._runner.extend([s.row for s in sequences], missing)
+        """Let the draft read what it lacks: by a decode step, which has a graph, where that is one id of each request.
+
+        Returns:
+            The ids a request, and logits [n, vocab] after the last ones.
+        """
+        missing, rows = [s.state.take_missing() for s in sequences], [s.row for s in sequences]
+        if max(map(len, missing)) > 1:
+            return mean_length(missing), self._runner.extend(rows, missing)
+        logits = self._runner.decode(rows, to_device([ids[0] for ids in missing], self._runner.device))
+        for row, ids in zip(rows, missing, strict=True):
+            row.ids += ids
+        return 1, logits
 
     def _reserved_steps(self, s: DraftSequence) -> int:
         """Steps that the pool has slots for, behind the text. The last token written needs none."""

@@ -125,8 +125,8 @@ class Draft:
         return (1 + agrees.int().cumprod(1).sum(1)).int()
 
 
-def to_device(values: Sequence[int], device: torch.device | str) -> torch.Tensor:
-    """Numbers of the host as int64 on a device, in one transfer that nothing waits for."""
+def to_device(values: Sequence[int] | Sequence[Sequence[int]], device: torch.device | str) -> torch.Tensor:
+    """Numbers of the host, or lists of one length, as int64 on a device, in one transfer that nothing waits for."""
     host = torch.tensor(values, dtype=torch.int64)
     if torch.device(device).type == "cpu":
         return host

@@ -19,6 +19,7 @@ from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, Forw
 from sglang.srt.model_executor.pool_configurator import MemoryPoolConfig
 from sglang.srt.runtime_context import get_memory, get_schedule
 
+from .draft import to_device
 from .draft_pool import DraftPool, DraftRow
 from .pair import draft_attention, tokens_in
 
@@ -130,8 +131,8 @@ class DraftRunner:
         flat = [token for more in ids for token in more]
         positions = [p for start, count in zip(before, new, strict=True) for p in range(start, start + count)]
         owner = [row.index for row, count in zip(rows, new, strict=True) for _ in range(count)]
-        sent = _to(self.device, [flat, positions, owner])
-        lens = _to(self.device, [[row.index for row in rows], before, new])
+        sent = to_device([flat, positions, owner], self.device)
+        lens = to_device([[row.index for row in rows], before, new], self.device)
         starts = torch.cumsum(lens[2], 0) - lens[2]
         slots = self.pool.table[sent[2], sent[1]].to(torch.int64)
         batch = self._batch(ForwardMode.EXTEND, sent[0], lens[0], lens[1] + lens[2], sent[1], slots=slots,
@@ -153,7 +154,7 @@ class DraftRunner:
     def decode_inputs(self, rows: Sequence[DraftRow], steps: int) -> DecodeInputs:
         """What `steps` decode steps in a row need besides their tokens, in one transfer. Every row has slots for it."""
         held = [len(row.ids) for row in rows]
-        index, first = _to(self.device, [[row.index for row in rows], held])
+        index, first = to_device([[row.index for row in rows], held], self.device)
         positions = first + torch.arange(steps, device=self.device)[:, None]
         return DecodeInputs(index, positions, self.pool.table[index, positions].to(torch.int64), held)
 
@@ -195,14 +196,6 @@ class DraftRunner:
         return logits[: batch.batch_size, : self.vocab_size]
 
 
-def _to(device: Any, lists: Sequence[Sequence[int]]) -> list[torch.Tensor]:
-    """Lists of one length as int64 tensors on a device, in one transfer that nothing waits for."""
-    host = torch.tensor(lists, dtype=torch.int64)
-    if torch.device(device).type == "cuda":
-        host = host.pin_memory()
-    return list(host.to(device, non_blocking=True))
-
-
 @contextmanager
 def _as_served() -> Iterator[None]:
     """Build the draft as the model that its checkpoint describes. sglang would turn drafts of many families into the
@@ -221,7 +214,9 @@ def _init_model_config(worker: TpModelWorker) -> None:
 
 def _model_config(server_args: Any) -> ModelConfig:
     given = resolving_view(server_args)
+    named = given._speculative_draft_quantization_explicitly_set  # else sglang filled in the target's quantization
     return ModelConfig(
         model_path=given.speculative_draft_model_path, revision=given.speculative_draft_model_revision,
         trust_remote_code=given.trust_remote_code, dtype=given.dtype, model_impl=given.model_impl,
-        quantization=given.speculative_draft_model_quantization, sampling_defaults=given.sampling_defaults)
+        quantization=given.speculative_draft_model_quantization if named else None,
+        sampling_defaults=given.sampling_defaults)

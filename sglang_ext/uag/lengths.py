@@ -1,37 +1,82 @@
-"""How many tokens to draft: for each request from its acceptance, for the batch from measured times; down to none.
+"""How many tokens to draft: for each request from its acceptance rate, for the batch from measured times of steps.
 
-A round with drafts takes the draft's extension and its steps, shared by the requests that draft, and one verification
-as wide as the longest draft. The plan maximises the batch's expected confirmed tokens per second, against plain steps.
-Where drafting does not pay, a probe finds out now and then whether it would by now; what probes lose is kept to a share
-of all time. Nothing here reads a clock: the same calls give the same plans.
+The rule is theorem 3.8 of Leviathan, Kalman and Matias, "Fast Inference from Transformers via Speculative Decoding"
+(2023). With acceptance rate a, a draft of k tokens gives (1 - a^(k+1)) / (1 - a) = 1 + a + ... + a^k tokens on average.
+It takes draft(k) + verify(k) plain steps of the target. Their quotient is the expected speed-up.
+
+The n requests of a batch share a step. If the m most promising requests D have drafts of k tokens, then
+
+    speed-up(m, k) = (n + sum over D of (a_i + ... + a_i^k)) / (n * (draft(m, k) + verify(n, k)))
+    draft(m, k)    = (extend(m) + (k * steps_per_token - 1) * step(m)) / plain(n)
+    verify(n, k)   = target(n, k + 1) / plain(n)
+
+with the measured seconds of `step_times.py`. The control takes the m and k of the largest speed-up, and drafts nothing
+where it is below `_GAIN`. The rate a_i is a moving average of the request, which leans on the average of all requests.
+
+Where nothing is drafted, a probe drafts one token after `_FIRST_PROBE` plain steps, then after twice as many each time,
+up to `_LAST_PROBE`. It waits longer where it would cost more than `_PROBE_SHARE` of the time since the last draft.
+
+Nothing here reads a clock: the same calls give the same lengths.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil
 
 import numpy as np
 
-from .acceptance import Confidence, Floats, PairAcceptance
-from .acceptance import RequestStats as RequestStats
-from .probes import Probes
-from .step_times import Costs as Costs
-from .step_times import Kind, StepTimes, bucket
+from .step_times import Kind, StepTimes
 
-_INVESTED = 32.0  # rounds, at least, over which reading what the draft missed is expected to pay
-_BEST = 0.98  # acceptance at which a probe must be able to pay
-_BASELINE_ROUNDS = 256  # between two plain steps that are taken only to be timed
-_STILL = 8  # rounds for which a decision not to draft stands where nothing is learned
-_GAIN = 1.02  # a draft must promise this much more than plain steps
+_GAIN = 1.02  # a draft must promise this speed-up
+_PRIOR = 0.5  # acceptance rate of a pair that was never observed
+_PRIOR_WEIGHT = 2.0  # judged tokens that `_PRIOR` counts for in the pair's rate, and the pair's in a request's
+_DECAY = 0.9  # of an average's counts at each draft
+_FADE = 0.95  # of a request's counts at each step without a draft: it then leans on the others again
+_FIRST_PROBE, _LAST_PROBE = 16, 512  # plain steps before a probe
+_PROBE_SHARE = 1 / 64  # of the time, that a probe may cost
+
+
+@dataclass
+class Average:
+    """Moving average of a share: so many of so much."""
+
+    part: float = 0.0
+    whole: float = 0.0
+
+    def add(self, part: float, whole: float) -> None:
+        self.part = self.part * _DECAY + part
+        self.whole = self.whole * _DECAY + whole
+
+    def fade(self) -> None:
+        self.part *= _FADE
+        self.whole *= _FADE
+
+    def rate(self, prior: float) -> float:
+        return (self.part + prior * _PRIOR_WEIGHT) / (self.whole + _PRIOR_WEIGHT)
+
+
+@dataclass(eq=False)
+class RequestStats:
+    """One request's drafts of one source. The caller sets the first two before each plan; the control keeps the rest.
+
+    Attributes:
+        steps_per_token: draft steps for a token of the target; 0 where a draft costs none.
+        behind: ids of the draft that its cache lacks.
+        acceptance: accepted of judged draft tokens. The first that is refused is judged, those after it are not.
+    """
+
+    steps_per_token: float = 1.0
+    behind: float = 0.0
+    acceptance: Average = field(default_factory=Average, repr=False)
 
 
 @dataclass(frozen=True)
 class _Choice:
     """Drafts of `length` tokens for some requests."""
 
-    rate: float  # confirmed tokens of the batch a second
+    speed_up: float = 0.0
     length: int = 0
     chosen: tuple[int, ...] = ()
 
@@ -40,60 +85,51 @@ class LengthControl:
     """Draft lengths of one server.
 
     Args:
-        width: widest verification, 1 + the most tokens of a draft.
-        costs: what steps are guessed to take until they are measured.
-        fixed: every step of the target is `width` wide, drafts or none, as where CUDA graphs have that width.
+        width: positions of the widest verification, 1 + the most tokens of a draft.
+        fixed: every step of the target has `width` positions, with drafts or without, as CUDA graphs have it.
 
     Raises:
         ValueError: `width` below 2.
     """
 
-    def __init__(self, width: int, costs: Costs | None = None, fixed: bool = False) -> None:
+    def __init__(self, width: int, fixed: bool = False) -> None:
         if width < 2:
             raise ValueError(f"width {width}: accepted is 2 or more, a draft token and the one that follows it")
         self.width = width
         self._fixed = fixed
-        self._times = StepTimes(costs or Costs(), width if fixed else None)
-        self._pair = PairAcceptance(width - 1)
-        self._confidence = Confidence()
-        self._probes = Probes()
-        self._longest = 1  # tokens that a draft may have; grows as drafts are accepted whole
-        self._speed = 1.0  # that the last plan promised, of plain steps'
-        self._round = 0
-        self._batch = 1  # of the last plan
-        self._still: tuple[int, tuple[int, ...]] = (0, ())  # rounds left without a look, and of which requests
-        self._baseline: dict[int, tuple[int, int]] = {}  # by batch bucket: round of the next plain step, rounds between
+        self._lengths = np.arange(1, width, dtype=np.float64)
+        self._times = StepTimes(width)
+        self._pair = Average()  # accepted of judged tokens, of all requests
+        self._next = Average()  # accepted tokens per probability that the draft gave to the text before them
+        self._last = _Choice(1.0)
+        self._batch = 1
+        self._plain_steps = 0  # since the last draft
+        self._wait, self._due = _FIRST_PROBE, 0  # plain steps between two probes, and before the next one
+        self._nothing: tuple[int, ...] = ()  # requests for which nothing was drafted, while nothing was learned
 
     @property
     def off(self) -> bool:
-        """Whether drafting does not pay by what is known, and would not for new requests either: the draft need not
-        read their prompts. A probe reads one when enough is saved up for it."""
-        if self._speed > 1:
+        """Whether drafting does not pay, nor would for new requests: the draft need not read their prompts."""
+        if self._last.speed_up > 1 or self._times.draft(1, self._lengths) is None:
             return False
-        new = [RequestStats()] * self._batch
-        survival = self._survival(new) if self._pair.seen else self._at_best(new)
-        best = self._best(new, survival, np.zeros(len(new)), self._batch)
-        return best.rate * self._times.of("plain", self._batch) <= _GAIN * self._batch
+        return self._best([RequestStats()] * self._batch, self._batch).speed_up < _GAIN
 
     def plan(self, requests: Sequence[RequestStats], batch: int | None = None) -> list[int]:
-        """Tokens of the target to draft for each request in the next round; a plain step where all are 0.
+        """Tokens of the target to draft for each request in the next step; a plain step where all are 0.
 
         Args:
             requests: those that may draft.
             batch: requests of the target's step; more where some may not draft.
         """
+        self._batch = max(batch or 0, len(requests))
+        self._plain_steps += 1
+        self._last = self._choose(requests) if requests else _Choice(1.0)
         lengths = [0] * len(requests)
-        if requests:
-            choice = self._choose(requests, max(batch or 0, len(requests)))
-            for i in choice.chosen:
-                lengths[i] = choice.length
+        for i in self._last.chosen:
+            lengths[i] = self._last.length
         for request, length in zip(requests, lengths, strict=True):
-            request.rounds += 1
-            request.alive = length > 0
-            if length:
-                request.behind = 0.0
-            else:
-                request.skip()
+            if not length:
+                request.acceptance.fade()
         return lengths
 
     def observe(self, request: RequestStats, proposed: int, accepted: int, confidence: Sequence[float] = (),
@@ -104,9 +140,8 @@ class LengthControl:
             proposed: tokens of the target that were drafted.
             accepted: how many of them, from the first on, were accepted.
             confidence: probability that the draft gave to its text up to each of the tokens, where it is known.
-            asked: tokens that the draft was to give, where it ran for them: more than `proposed` if its text ended
-                early, or ended within a character, or could not be translated. The first that is missing counts as
-                refused. None: as many as were proposed.
+            asked: tokens that the draft was to give; more than `proposed` where it gave less. The first that is missing
+                counts as refused. None: as many as were proposed.
 
         Raises:
             ValueError: more accepted than proposed, or more proposed than asked.
@@ -118,21 +153,18 @@ class LengthControl:
             raise ValueError(f"asked {asked}, {proposed} proposed: asked is {proposed} or more")
         if not asked:
             return
-        self._still = 0, ()
-        self._probes.observe(request, accepted == asked)
-        self._pair.count(asked, accepted)
-        request.count(asked, accepted)
-        if accepted == asked >= self._longest:
-            self._longest = min(2 * self._longest, self.width - 1)
-        for j, p in enumerate(confidence[:proposed]):
-            self._confidence.count(p, j < accepted)
+        self._nothing = ()
+        for average in (request.acceptance, self._pair):
+            average.add(accepted, min(accepted + 1, asked))
+        if accepted == asked:  # a probe that went well is soon repeated
+            self._wait, self._due = _FIRST_PROBE, min(self._due, _FIRST_PROBE)
+        self._next.add(max(accepted - 1, 0), sum(map(_probability, confidence[: asked - 1])))
 
     def unable(self, request: RequestStats) -> None:
-        """A request that the plan drafts for could not begin: nothing was paid or learned, but others come first."""
-        request.alive = False
-        self._still = 0, ()
-        request.count(1, 0)
-        self._probes.cancel(request)
+        """A request that the plan drafts for could not begin. Its turn cost nothing, and others come first."""
+        request.acceptance.add(0, 1)
+        self._nothing = ()
+        self._plain_steps = max(self._plain_steps, self._due)
 
     def timed(self, kind: Kind, batch: int, width: int, seconds: float) -> None:
         """Count the time of a step.
@@ -142,135 +174,115 @@ class LengthControl:
             batch: requests in it.
             width: positions a request: of `verify` its width, of `draft_extend` the new ids, on average, else 1.
         """
-        first, guessed = not self._times.anything(), self._times.of("plain", 1)
-        self._times.add(kind, batch, width, seconds)
-        if first:
-            self._probes.rescale(self._times.of("plain", 1) / guessed)
+        self._times.add(kind, batch, 1 if self._fixed and kind == "verify" else width, seconds)
 
     def worth_going_on(self, survival: float, steps_done: int, batch: int) -> bool:
-        """Whether a draft should take another step.
+        """Whether a draft should take another step: its expected token against its share of what the step costs.
 
         Args:
             survival: probability that the draft gives to its text so far.
             steps_done: steps that it has taken.
             batch: requests of the target's step.
         """
-        if not steps_done:
+        if not steps_done or not self._times.plain(batch):
             return True
-        times = self._times
-        wider = times.of("verify", batch, steps_done + 2) - times.of("verify", batch, steps_done + 1)
-        cost = times.of("draft_step", batch) + max(wider, 0.0)
-        return self._confidence.acceptance(survival) > cost * self._speed / times.of("plain", batch)
+        rows, target = max(len(self._last.chosen), 1), self._times.target(batch)
+        narrow, wide = (target[min(steps_done + more, self.width - 1)] for more in (0, 1))
+        cost = (self._times.step(rows) + max(wide - narrow, 0.0)) / self._times.plain(batch)
+        expected = min(self._next.rate(self._pair.rate(_PRIOR)), 1.0) * _probability(survival)
+        return bool(rows * expected > batch * cost * max(self._last.speed_up, 1.0))
 
-    def _choose(self, requests: Sequence[RequestStats], batch: int) -> _Choice:
-        step = self._times.of("plain", batch)
-        plain = batch / step
-        self._round += 1
-        self._batch = batch
-        self._probes.elapse(step)
-        if self._probes.settle():
-            self._pair.doubt()
-        if self._nothing_new(requests):
-            return _Choice(plain)
-        best = self._best(requests, self._survival(requests), self._to_read(requests), batch)
-        if best.rate <= _GAIN * plain:
-            self._speed, self._longest = 1.0, 1
-            probe = self._probe(requests, batch, step)
-            if not probe.length:
-                self._still = _STILL, tuple(map(id, requests))
-            return probe
-        self._speed = best.rate / plain
-        if self._baseline_due(batch):
-            return _Choice(plain)
-        length = min(best.length, self._longest)
-        return _Choice(best.rate, self._times.trusted(batch, length + 1) - 1, best.chosen)
+    def _choose(self, requests: Sequence[RequestStats]) -> _Choice:
+        now = self._batch, *map(id, requests)
+        if not self._times.plain(self._batch) or (now == self._nothing and self._plain_steps < self._due):
+            return _Choice(1.0)
+        best = self._best(requests, self._batch)
+        if best.speed_up >= _GAIN:
+            self._plain_steps, self._wait, self._due = 0, _FIRST_PROBE, _FIRST_PROBE
+            self._nothing = ()
+            return best
+        self._nothing = now
+        return _Choice(1.0, 1, self._probe(requests) if self._plain_steps >= self._due else ())
 
-    def _nothing_new(self, requests: Sequence[RequestStats]) -> bool:
-        """Whether the last decision stands, not to draft: looking at it anew costs a share of a short step."""
-        left, asked = self._still
-        self._still = left - 1, asked
-        return left > 0 and asked == tuple(map(id, requests))
+    def _best(self, requests: Sequence[RequestStats], batch: int, rate: float | None = None) -> _Choice:
+        """The length, and the requests, of the largest speed-up; with this acceptance rate of all, if it is given.
 
-    def _survival(self, requests: Sequence[RequestStats]) -> Floats:
-        """[requests, lengths] probability that a draft is accepted up to each position."""
-        rate = self._pair.rate
-        return self._pair.survival(np.array([r.rate(rate) for r in requests]))
-
-    def _at_best(self, requests: Sequence[RequestStats]) -> Floats:
-        """As `_survival`, for requests whose drafts are as good as can be."""
-        return self._pair.survival(np.full(len(requests), _BEST))
-
-    def _to_read(self, requests: Sequence[RequestStats]) -> Floats:
-        """[requests] ids that the draft missed, a round: they are read once, for all rounds that are still expected.
-        Nothing is invested in a pair that nobody has seen."""
-        return np.array([r.behind / max(_INVESTED, r.rounds) if self._pair.seen else r.behind for r in requests])
-
-    def _baseline_due(self, batch: int) -> bool:
-        """Whether a plain step is to be taken only to know what it takes: now and then, ever more rarely."""
-        due, gap = self._baseline.get(bucket(batch), (self._round, 1))
-        if self._fixed or not self._times.anything() or self._round < due:
-            return False
-        self._baseline[bucket(batch)] = self._round + gap, min(gap * 16, _BASELINE_ROUNDS)
-        return True
-
-    def _best(self, requests: Sequence[RequestStats], survival: Floats, behind: Floats, batch: int) -> _Choice:
-        """The best length, for those requests where it is worth most.
-
-        Args:
-            survival: [requests, lengths] probability that a draft is accepted up to each position.
-            behind: [requests] ids that the draft reads in a round besides what was confirmed.
+        What the draft has to read for a request is paid over as many steps as a probe waits for at first.
         """
-        expected = np.cumsum(survival, axis=1)  # [requests, lengths], tokens accepted
-        order = self._worthwhile(expected, behind, batch)
-        gains = np.cumsum(expected[order], axis=0)  # [first requests, lengths]
-        slowest = np.maximum.accumulate(np.array([requests[i].steps_per_token for i in order]))
-        missed = np.cumsum(behind[order])
-        verify = np.array([self._times.of("verify", batch, length + 1) for length in range(1, self.width)])
-        best = _Choice(0.0)
+        times, pair = self._times, self._pair.rate(_PRIOR)
+        rates = np.array([r.acceptance.rate(pair) if rate is None else rate for r in requests])
+        gains = (rates[:, None] ** self._lengths).cumsum(axis=1)  # [requests, lengths] tokens
+        read = np.array([times.read(r.behind) if rate is None else 0.0 for r in requests]) / _FIRST_PROBE
+        plain = times.plain(batch)
+        order = np.argsort(read * batch / plain - gains[:, -1], kind="stable")
+        gain, read = gains[order].cumsum(axis=0), read[order].cumsum()
+        steps = np.maximum.accumulate(np.array([r.steps_per_token for r in requests])[order])
+        verify = times.target(batch)[1:]
+        widest = self.width if self._fixed else times.widest(batch)  # one more token than was ever verified is tried
+        best = _Choice()
         for count in _counts(len(order)):
-            gain, steps = gains[count - 1], float(slowest[count - 1])
-            read = 1 + (gain * steps + missed[count - 1]) / count
-            rates = (batch + gain) / (verify + self._draft_seconds(count, steps, read))
-            k = int(np.argmax(rates))
-            if rates[k] > best.rate:
-                best = _Choice(float(rates[k]), k + 1, tuple(order[:count]))
+            draft = times.draft(count, np.ceil(self._lengths * steps[count - 1]))
+            if draft is None:
+                return best
+            speed_ups = (1 + gain[count - 1] / batch) * plain / (draft + read[count - 1] + verify)
+            k = int(np.argmax(speed_ups[:widest]))
+            if speed_ups[k] > best.speed_up:
+                best = _Choice(float(speed_ups[k]), k + 1, tuple(order[:count].tolist()))
         return best
 
-    def _worthwhile(self, expected: Floats, behind: Floats, batch: int) -> list[int]:
-        """Requests in the order of what a first token is worth, less the plain tokens of the time for reading what the
-        draft missed. Those are left out for which this is more than the longest draft brings."""
-        tokens = batch / self._times.of("plain", batch)  # a second
-        one = self._times.of("draft_extend", 1)
-        reading = np.array([self._times.of("draft_extend", 1, ceil(1 + ids)) - one if ids else 0.0 for ids in behind])
-        order: list[int] = np.argsort(reading * tokens - expected[:, 0], kind="stable").tolist()
-        return [i for i in order if expected[i, -1] > reading[i] * tokens]
+    def _probe(self, requests: Sequence[RequestStats]) -> tuple[int, ...]:
+        """Requests that draft one token to find out whether it pays by now, those first that have least to read."""
+        times, plain = self._times, self._times.plain(self._batch)
+        order = sorted(range(len(requests)), key=lambda i: requests[i].behind)
+        draft = times.draft(len(order), self._lengths)
+        if draft is None:  # nothing was ever drafted
+            self._plain_steps = 0
+            return tuple(order)
+        shared = float(draft[0] + times.target(self._batch)[1]) - plain
+        costs = shared + np.cumsum([times.read(requests[i].behind) for i in order])
+        hopeless = self._best(requests, self._batch, rate=1.0).speed_up < _GAIN  # even if every token was accepted
+        self._due = max(self._due, ceil(costs[0] / (_PROBE_SHARE * plain)), _LAST_PROBE * hopeless)
+        if self._plain_steps < self._due:
+            return ()
+        affordable = int(np.searchsorted(costs, self._plain_steps * _PROBE_SHARE * plain, side="right"))
+        self._wait = min(2 * self._wait, _LAST_PROBE)
+        self._plain_steps, self._due = 0, self._wait
+        return tuple(order[:affordable])
 
-    def _draft_seconds(self, count: int, steps_per_token: float, read: Floats) -> Floats:
-        """Seconds of the draft for each length; `read` is the ids a request that it has to read first."""
-        extend = [self._times.of("draft_extend", count, ceil(ids)) for ids in read.tolist()]
-        steps = np.maximum(np.ceil(np.arange(1, self.width) * steps_per_token), 1)  # the first comes with the reading
-        return np.array(extend) + (steps - 1) * self._times.of("draft_step", count)
 
-    def _probe(self, requests: Sequence[RequestStats], batch: int, step: float) -> _Choice:
-        """Drafts for a few requests, if they may be afforded and could pay at all."""
-        probes, plain = self._probes, _Choice(batch / step)
-        order = sorted(range(len(requests)), key=lambda i: -requests[i].promise)
-        count, length = min(probes.count, len(order)), min(probes.length, self.width - 1)
-        while not probes.affords(loss := self._seconds([requests[i] for i in order[:count]], length, batch) - step):
-            if count == 1:
-                return plain
-            count //= 2
-        could = self._best(requests, self._at_best(requests), np.zeros(len(requests)), batch)
-        if could.rate <= _GAIN * plain.rate:
-            return plain
-        probes.start([requests[i] for i in order[:count]], loss)
-        return _Choice(plain.rate, length, tuple(order[:count]))
+class FixedLengths:
+    """`LengthControl` that always drafts as much as fits: to measure a pair, and to test that drafts change nothing.
 
-    def _seconds(self, chosen: Sequence[RequestStats], length: int, batch: int) -> float:
-        """Seconds of a round in which these have drafts of this length, all that the draft missed is read."""
-        read = 1 + sum(r.behind for r in chosen) / len(chosen)
-        draft = self._draft_seconds(len(chosen), max(r.steps_per_token for r in chosen), np.full(self.width - 1, read))
-        return float(draft[length - 1]) + self._times.of("verify", batch, length + 1)
+    Args:
+        width: of a verification, 1 + the tokens of a draft.
+        fixed: as `LengthControl`'s; nothing depends on it here.
+    """
+
+    off = False
+
+    def __init__(self, width: int, fixed: bool = False) -> None:
+        self.width = width
+
+    def plan(self, requests: Sequence[RequestStats], batch: int | None = None) -> list[int]:
+        return [self.width - 1] * len(requests)
+
+    def observe(self, request: RequestStats, proposed: int, accepted: int, confidence: Sequence[float] = (),
+                asked: int | None = None) -> None:
+        """Nothing is learned."""
+
+    def unable(self, request: RequestStats) -> None:
+        """Nothing is learned."""
+
+    def timed(self, kind: Kind, batch: int, width: int, seconds: float) -> None:
+        """Nothing is learned."""
+
+    def worth_going_on(self, survival: float, steps_done: int, batch: int) -> bool:
+        return True
+
+
+def _probability(p: float) -> float:
+    """A product of float32 probabilities, which may be a little above 1. What is no probability counts as 0."""
+    return min(p, 1.0) if 0 <= p < 1.001 else 0.0
 
 
 def _counts(requests: int) -> list[int]:

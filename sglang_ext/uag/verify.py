@@ -40,14 +40,12 @@ class Verified:
 
 
 class UagVerifyInput(NgramVerifyInput):
-    """sglang's input of a verification, for chains. Its relay between steps serves as it is.
-
-    With a mask, a chain is a tree like any of NGRAM's, for which sglang captures its graphs.
-    """
+    """sglang's input of a verification, for chains. Its relay between steps serves as it is."""
 
     @property
     def tree_topk(self) -> int:
-        return 1 if self.custom_mask is None else -1
+        """1, as of every chain: the budget then walks it without its parents."""
+        return 1
 
 
 class Verifier:
@@ -64,8 +62,7 @@ class Verifier:
     def input(self, batch: Any, draft: Draft) -> UagVerifyInput:
         """sglang's description of the draft."""
         index, following, siblings = draft.links()
-        on_gpu = torch.device(self._runner.device).type != "cpu"
-        mask = full_mask(batch.seq_lens_cpu.tolist(), draft.width, self._runner.device) if on_gpu else None
+        mask = full_mask(batch.seq_lens_cpu.tolist(), draft.width, self._runner.device) if self._reads_mask() else None
         return UagVerifyInput(
             draft_token=draft.tokens.flatten(), custom_mask=mask, positions=draft.positions(batch.seq_lens),
             retrieve_index=index, retrieve_next_token=following, retrieve_next_sibling=siblings,
@@ -83,8 +80,15 @@ class Verifier:
         accept_lens = draft.accept(sampled)
         if thinking is not None:
             sampled, accept_lens, _ = thinking.commit(sampled, accept_lens, accept_index(accept_lens, draft.width))
-            report_words(logits_output, thinking.device, thinking.rows, accept_lens)
+            report_words(logits_output, thinking.device, thinking.rows, accept_lens, thinking.ends)
         return sampled, accept_lens
+
+    def _reads_mask(self) -> bool:
+        """Whether the target's attention reads a mask. None on the CPU does; a backend that captured graphs tells."""
+        if torch.device(self._runner.device).type == "cpu":
+            return False
+        mask = self._runner.attn_backend.verify_mask
+        return mask is None or bool(mask.is_read)
 
     def _grammar_mask(self, batch: Any, draft: Draft) -> Any:
         """What each request's grammar allows after each of its tokens. The first token's id is not looked at."""

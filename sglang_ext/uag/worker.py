@@ -28,8 +28,7 @@ from ..config import Settings
 from .draft import Draft
 from .draft_runner import DraftRunner
 from .drafter import Drafter
-from .fixed_lengths import FixedLengths
-from .lengths import LengthControl
+from .lengths import FixedLengths, LengthControl
 from .pair import Pair
 from .proposer import Proposer
 from .ranks import Ranks

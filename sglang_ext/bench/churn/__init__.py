@@ -36,7 +36,7 @@ FULL = {"requests": 5000, "concurrency": 256}
 MAX_TOKENS = 96
 SHOWN = 10
 """Violations that are printed; the results have all."""
-OUTCOMES = ("natural", "grace", "forced", "eos", "implicit", "open", "none")
+OUTCOMES = ("natural", "grace", "forced", "eos", "implicit", "loop", "deadline", "asked", "open", "none")
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -101,7 +101,7 @@ class Churn:
 
     def __init__(self, target: Target, maker: Maker, record: Run) -> None:
         self.target, self.maker, self.record = target, maker, record
-        self.seen, self.broken = Seen(), 0
+        self.seen, self.broken = Seen(closing=maker.served.closing), 0
 
     async def all(self, numbers: range, concurrency: int) -> None:
         """Send all requests, so many at a time."""

@@ -26,7 +26,8 @@ def runs(served: Served, ids: Sequence[int], reading: Reading, tokens: int, forc
 
     A run ends its block, so of each block it is the last ids; behind the end marker each run has the same number of
     ids, unless the response ends within the last one. A start marker that the response begins with may be the server's
-    too, where nothing was chosen in its block: a block that is implied and closes at once is written whole.
+    too, where nothing was chosen in its block: a block that is implied and closes at once is written whole, or as far
+    as the response has room.
 
     Args:
         tokens: `think.tokens`, ids that the model chose in thinking.
@@ -36,7 +37,7 @@ def runs(served: Served, ids: Sequence[int], reading: Reading, tokens: int, forc
     first = reading.blocks[0].first if reading.blocks else 0
     if first and served.text(ids[:first]) == served.start:
         for placed in _placed(served, ids, reading, tokens, forced - first):
-            if placed and placed[0].first == first:
+            if placed[0].first == first if placed else first == len(ids):
                 yield placed
 
 

@@ -29,6 +29,8 @@ class Served:
         spellings: names of the budget, a dot for an object inside.
         priorities: whether requests may have a priority.
         exact_text: whether a response's text is what its ids write, byte for byte.
+        closing: what the server writes behind an end marker of its own; None where it does not say.
+        eos: id that ends a response; None if the tokenizer names none.
     """
 
     pieces: Sequence[bytes]
@@ -41,6 +43,8 @@ class Served:
     spellings: tuple[str, ...] = ("think_budget",)
     priorities: bool = False
     exact_text: bool = True
+    closing: bytes | None = None
+    eos: int | None = None
     start_ids: frozenset[int] = field(init=False)
     end_ids: frozenset[int] = field(init=False)
 
@@ -62,12 +66,19 @@ class Served:
         """
         budgets = advertised(info)
         start, end = (budgets["markers"][name].encode() for name in ("start", "end"))
+        line_break = budgets["markers"].get("line_break")
+        closing = None if line_break is None else line_break.encode()
         pieces, reserve = token_bytes(tokenizer), budgets["answer_tokens"]
         control = {i for i, token in added_tokens(tokenizer).items() if token.special}
         return cls(pieces, frozenset(i for i in control if pieces[i] not in (start, end)), start, end,
                    budgets["default"], reserve if isinstance(reserve, int) else -1, budgets["max"],
                    tuple(budgets["spellings"]), bool(info.get("enable_priority_scheduling")),
-                   kind_of(tokenizer) in ("byte-level", "tiktoken"))
+                   kind_of(tokenizer) in ("byte-level", "tiktoken"), closing, tokenizer.eos_token_id)
+
+    @property
+    def ends(self) -> list[int]:
+        """Ids that end something by themselves: the thinking, or the response."""
+        return sorted(self.end_ids) + ([] if self.eos is None else [self.eos])
 
     def text(self, ids: Sequence[int]) -> bytes:
         """What ids write; one beyond the tokenizer's vocabulary writes nothing."""
