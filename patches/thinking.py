@@ -10,11 +10,11 @@ from typing import Any
 from sglang_ext.budget.kernels.layout import INSIDE, NOT_FORCING, THINKING, Outcome, Word
 
 from sglang_ext.budget import ends, service
-from sglang_ext.budget.admission import Outlook, RequestRow
 from sglang_ext.budget.contract import ARRIVAL, FIRST_TOKEN, ThinkBudget
 from sglang_ext.budget.ends import Deadlines, End
 from sglang_ext.budget.loops import LoopWatch
 from sglang_ext.budget.prompt import Request
+from sglang_ext.budget.row import Outlook, RequestRow
 from sglang_ext.budget.stops import Seams
 
 from .reasoner_grammar import follow

@@ -13,9 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from .admission import Admission, RequestRow
+from .admission import Admission
 from .kernels.layout import KEEP, PENDING, THINKING, Outcome, Word
 from .kernels.reference import arm, ask_row
+from .row import RequestRow
 
 _BARE = 0  # where the shared end is, without a message
 SLACK = 4

@@ -9,12 +9,13 @@ from dataclasses import replace
 import torch
 
 from ..budget import ends
-from ..budget.admission import Admission, RequestRow
+from ..budget.admission import Admission
 from ..budget.contract import FIRST_TOKEN
 from ..budget.ends import End
 from ..budget.kernels import BudgetState, Outcome, Word, ask
 from ..budget.kernels.layout import INSIDE, NOT_FORCING
 from ..budget.loops import LoopWatch
+from ..budget.row import RequestRow
 
 _PLENTY = 2**30
 

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, LogitsProcessor
 
-from ..budget.admission import RequestRow
 from ..budget.contract import BudgetError
 from ..budget.kernels import Flag, Word, advance, mask_logits
 from ..budget.kernels.layout import INSIDE, NOT_FORCING, STATE_MASK
+from ..budget.row import RequestRow
 from .admission import build_admission
 from .ends import Ends
 from .options import Options
