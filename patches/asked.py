@@ -17,6 +17,8 @@ ASKED = "think_asked"
 """Key in sampling parameters, as long as they are in the process that serves HTTP."""
 REQUEST_KEY = "think_request"
 """Key in `custom_params` on the way to the scheduler."""
+ARRIVED_KEY = "think_arrived"
+"""The same, for when a request with a deadline came to the server, in seconds since the epoch."""
 _PRIVATE = "_think_asked"
 
 

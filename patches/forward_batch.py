@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from sglang_ext.budget.kernels import ask
 from sglang_ext.budget.kernels.layout import NOT_FORCING, WORDS, BudgetState, Tables, Word
 
 from sglang_ext.budget import service
+from sglang_ext.budget.ends import End
 
 _EMPTY = [0] * WORDS
 _EMPTY[Word.CURSOR] = NOT_FORCING
@@ -34,6 +36,7 @@ class ThinkDevice:
         assert admission.automaton is not None
         self.state = BudgetState.allocate(slots, admission.automaton.program, admission.stride, device)
         self.tables = Tables.from_host(admission.automaton, device)
+        self.missing = torch.tensor(admission.automaton.bytewise.missing, dtype=torch.int32).to(device)
         self.held: list[Holder | None] = [None] * slots  # whose row was last written to each slot
         self.receives = receives
         self._nodes = self.state.allocate_nodes(0, 0)
@@ -43,6 +46,10 @@ class ThinkDevice:
         if self._nodes.numel() < requests * width * WORDS:
             self._nodes = self.state.allocate_nodes(requests, width)
         return self._nodes
+
+
+Sent = list[tuple[Any, End]]
+"""Ends that a step takes along, each with the `Thinking` of its request."""
 
 
 @dataclass
@@ -55,6 +62,7 @@ class Staged:
         words: [k, WORDS] int32.
         places: [m] int64, indices into the program.
         ids: [m] int32, what goes there.
+        ends: ends asked for that the words hold, each with its request.
     """
 
     holders: list[tuple[int, Holder | None]]
@@ -62,6 +70,7 @@ class Staged:
     words: torch.Tensor
     places: torch.Tensor
     ids: torch.Tensor
+    ends: Sent
 
     def flush(self, target: ThinkDevice) -> None:
         """Write the rows, on the current stream. Only now do the slots count as written: a batch that samples nothing
@@ -80,10 +89,12 @@ def init_new(original: Callable[..., Any], cls: type, batch: Any, model_runner: 
     forward_batch = original(cls, batch, model_runner, *args, **kwargs)
     device = getattr(model_runner, "think_device", None)
     forward_batch.think_active = device is not None and any(getattr(r, "think", None) is not None for r in batch.reqs)
-    forward_batch.think_staged = None
+    forward_batch.think_staged = forward_batch.think_asks = None
     if device is not None:
         here = device.receives and batch.forward_mode.is_decode()
         forward_batch.think_staged = arrivals(batch, device) if here else _stage(_entering(batch, device), device)
+        if not batch.forward_mode.is_target_verify():
+            forward_batch.think_asks = asks(batch, device)
     return forward_batch
 
 
@@ -94,6 +105,49 @@ def arrivals(batch: Any, device: ThinkDevice) -> Staged | None:
     marker is not known here: such an end counts as the model's own.
     """
     return _stage([req for req in batch.reqs if device.held[int(req.kv.req_pool_idx)] != holder_of(req)], device)
+
+
+@dataclass
+class Asks:
+    """Ends that rows on the device are asked for: all on the host until `flush`.
+
+    Attributes:
+        asks, writes: as `kernels.ask` takes them.
+        ends: the same ends, each with its request.
+    """
+
+    asks: torch.Tensor
+    writes: torch.Tensor
+    ends: Sent
+
+    def flush(self, target: ThinkDevice) -> None:
+        """Ask the rows, on the current stream, before the step that masks them."""
+        device = target.state.words.device
+        ask(self.asks.to(device, non_blocking=True), self.writes.to(device, non_blocking=True), target.missing,
+            target.state)
+
+
+def asks(batch: Any, device: ThinkDevice) -> Asks | None:
+    """Ends of this batch's requests whose rows the device has; rows that are written anew hold theirs already."""
+    rows: list[list[int]] = []
+    writes: list[list[int]] = []
+    ends: Sent = []
+    for req in batch.reqs:
+        think = getattr(req, "think", None)
+        if think is None or not think.unsent():
+            continue
+        slot = int(req.kv.req_pool_idx)
+        end, wall = think.send(req)
+        start, shared = device.state.program_start(slot), device.state.shared
+        place = wall.place + start - shared if wall.place >= shared else wall.place
+        writes += [[start + i, token, len(rows)] for i, token in enumerate(wall.program or ())]
+        rows.append([slot, int(end.reason), place, int(end.standing)])
+        ends.append((think, end))
+    if not rows:
+        return None
+    pin = device.state.words.device.type == "cuda"
+    return Asks(torch.tensor(rows, dtype=torch.int64, pin_memory=pin),
+                torch.tensor(writes, dtype=torch.int64, pin_memory=pin).view(-1, 3), ends)
 
 
 def holder_of(req: Any) -> Holder | None:
@@ -118,7 +172,8 @@ def _stage(reqs: Sequence[Any], device: ThinkDevice) -> Staged | None:
     words: list[list[int]] = []
     places: list[int] = []
     ids: list[int] = []
-    state, admission = device.state, service.current()
+    ends: Sent = []
+    state = device.state
     for req in reqs:
         slot = int(req.kv.req_pool_idx)
         think = getattr(req, "think", None)
@@ -126,11 +181,12 @@ def _stage(reqs: Sequence[Any], device: ThinkDevice) -> Staged | None:
         if think is None:
             words.append(_EMPTY)
             continue
-        row = think.row(req)
+        row, fresh, program, end = think.entering(req)
         start = state.program_start(slot)
-        words.append(row.placed(admission.rebuilt(row, req.output_ids), start))
-        places += range(start, start + len(row.program))
-        ids += row.program
+        words.append(row.placed(fresh, start))
+        places += range(start, start + len(program))
+        ids += program
+        ends += [(think, end)] if end is not None else []
     if not holders:
         return None
     pin = state.words.device.type == "cuda"
@@ -140,6 +196,7 @@ def _stage(reqs: Sequence[Any], device: ThinkDevice) -> Staged | None:
         torch.tensor(words, dtype=torch.int32, pin_memory=pin),
         torch.tensor(places, dtype=torch.int64, pin_memory=pin),
         torch.tensor(ids, dtype=torch.int32, pin_memory=pin),
+        ends,
     )
 
 

@@ -24,7 +24,8 @@ FRONTEND = (
     ),
     Hook(
         "entrypoints.engine.Engine._launch_subprocesses", "launch.launch_subprocesses",
-        "checks settings and hooks before anything is started; nothing official runs there",
+        "checks settings and hooks before anything is started, and adds /end_thinking and its method; nothing official "
+        "runs there",
         "server_args, init_tokenizer_manager_func, run_scheduler_process_func, run_detokenizer_process_func, "
         "port_args, placement_group",
     ),
@@ -117,6 +118,11 @@ FRONTEND = (
         "managers.tokenizer_manager.TokenizerManager.init_tokenizer_and_processor",
         "tokenizer_manager.init_tokenizer_and_processor",
         "the tokenizer is known from here on; there is no later event",
+        "self",
+    ),
+    Hook(
+        "managers.tokenizer_control_mixin.TokenizerControlMixin.init_communicators", "end_thinking.init_communicators",
+        "what asks the schedulers is made here; sglang's own sends one message at a time and waits for its answers",
         "self",
     ),
     Hook(

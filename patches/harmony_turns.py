@@ -6,11 +6,12 @@ the whole budget, and nobody would count what was thought.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from sglang_ext.budget import service
-from sglang_ext.budget.contract import FIELD, UNLIMITED
+from sglang_ext.budget.contract import ARRIVAL, FIELD, UNLIMITED
 from sglang_ext.budget.effort import Share
 from sglang_ext.budget.results import ReasoningTokens
 from sglang_ext.budget.spelling import Off
@@ -32,6 +33,7 @@ class Turns:
         self._take_in = context.append_output
         self._before: list[Mapping[str, Any]] = []  # `meta_info` of turns that are over
         self._turn: Mapping[str, Any] = {}
+        self._since = time.monotonic()  # when the deadline that is in the parameters began to count
 
     def append_output(self, output: Any) -> None:
         """Instead of the context's own: what a turn has put out, or what a tool has answered."""
@@ -68,10 +70,15 @@ class Turns:
             wish = default.to_dict() if default is not None else {}
         least = max(0, wish.get("min_tokens", 0) - think["tokens"])
         budget = {**wish, "min_tokens": least}
+        if wish.get("seconds") is not None and wish.get("since", ARRIVAL) == ARRIVAL:
+            budget["seconds"] = max(0.0, wish["seconds"] - (time.monotonic() - self._since))
+            self._since = time.monotonic()
         if think["budget"] != UNLIMITED:
             left = max(0, think["budget"] - think["tokens"])
             grace = min(wish.get("grace_tokens", 0), left)
             budget |= {"max_tokens": left, "min_tokens": min(least, left), "grace_tokens": grace}
+        if think["outcome"] in ("loop", "deadline", "asked"):  # these hold for the whole response
+            budget |= {"max_tokens": 0, "min_tokens": 0, "grace_tokens": 0}
         self._params.update(with_budget(self._params, budget))
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from sglang_ext.config import Settings
 
+from .end_thinking import add_to_servers
 from .fit import description, refuse_without, require_known, warn_of_unknown
 from .hook import HookError
 from .registry import check_applied
@@ -36,6 +37,7 @@ def launch_subprocesses(original: Callable[..., Any], *args: Any, **kwargs: Any)
     if server_args.tokenizer_worker_num > 1 and application != APPLICATION:
         raise HookError(f"{APPLICATION_VARIABLE}={application} would serve without sglang-ext's hooks in the tokenizer "
                         "workers; unset it")
+    add_to_servers()
     started = original(*args, **kwargs)
     served = description()
     logger.info("sglang-ext %s on sglang %s, table of hooks %s", served["version"], served["sglang"], served["table"])

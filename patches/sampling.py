@@ -16,7 +16,7 @@ from sglang_ext.budget.kernels import advance, mask_logits, prewarm
 
 from sglang_ext.budget import service
 
-from .forward_batch import ThinkDevice
+from .forward_batch import Sent, ThinkDevice
 from .hook import HookError
 
 
@@ -34,6 +34,7 @@ class _HostWords:
 
     words: torch.Tensor  # [n, WORDS] int32
     taken: torch.Tensor | None  # [n] int32, tokens that the step took in; None: one each
+    ends: Sent
 
     @property
     def _counts(self) -> list[int]:
@@ -47,13 +48,18 @@ class _HostWords:
 
     def consume(self, batch: Any, commits: Sequence[Any]) -> None:
         for words, count, req, commit in zip(self.words.tolist(), self._counts, batch.reqs, commits, strict=True):
-            if commit is None or getattr(req, "think", None) is None:
+            think = getattr(req, "think", None)
+            if commit is None or think is None:
                 continue
-            length = commit.output_index + len(commit.token_ids)
+            begin, length = commit.output_index, commit.output_index + len(commit.token_ids)
             if len(commit.token_ids) == count:
-                req.think.note(words, length)
-            else:  # the response ended within the step
-                req.think.replay(req.output_ids[:length])
+                think.note(words, length)
+                think.look(req, begin, length)
+            else:
+                think.ended(req, begin, length)
+            for whose, end in self.ends:
+                if whose is think:
+                    think.settle(end)
 
 
 @dataclass(frozen=True)
@@ -62,23 +68,25 @@ class _DeviceWords:
 
     words: torch.Tensor  # [n, WORDS] int32
     taken: torch.Tensor | None  # [n] int32
+    ends: Sent
 
     def copy_to_host(self, copy_tensor: Callable[[torch.Tensor], torch.Tensor]) -> _HostWords:
-        return _HostWords(copy_tensor(self.words), None if self.taken is None else copy_tensor(self.taken))
+        return _HostWords(copy_tensor(self.words), None if self.taken is None else copy_tensor(self.taken), self.ends)
 
 
-def report_words(logits_output: Any, device: ThinkDevice, rows: torch.Tensor,
-                 taken: torch.Tensor | None = None) -> None:
+def report_words(logits_output: Any, device: ThinkDevice, rows: torch.Tensor, taken: torch.Tensor | None = None,
+                 ends: Sent | None = None) -> None:
     """Send the words of these slots to the host with the step's tokens.
 
     Args:
         rows: [n] int, slots.
         taken: [n] int, how many tokens the step took in for each; None: one each.
+        ends: ends that were asked for before the step.
     """
     from sglang.srt.managers.auxiliary_output import append_auxiliary_output
 
     logits_output.auxiliary_device_output = append_auxiliary_output(
-        logits_output.auxiliary_device_output, _DeviceWords(device.state.words[rows], taken))
+        logits_output.auxiliary_device_output, _DeviceWords(device.state.words[rows], taken, ends or []))
 
 
 def init_post_memory_pool_components(original: Callable[..., Any], self: Any) -> None:
@@ -110,17 +118,21 @@ def prewarm_sampling(original: Callable[..., Any], self: Any) -> Any:
 def sample(original: Callable[..., Any], self: Any, logits_output: Any, forward_batch: Any) -> torch.Tensor:
     device: ThinkDevice | None = getattr(self, "think_device", None)
     staged = getattr(forward_batch, "think_staged", None)
-    if device is not None and staged is not None:
-        staged.flush(device)
+    asked = getattr(forward_batch, "think_asks", None)
+    sent: Sent = []
+    for rows in (staged, asked) if device is not None else ():
+        if rows is not None:
+            rows.flush(device)
+            sent += rows.ends
     if device is None or not getattr(forward_batch, "think_active", False):
         return original(self, logits_output, forward_batch)
-    rows = forward_batch.req_pool_indices[: logits_output.next_token_logits.shape[0]]
-    self.sampler.think_step = _Step(device, rows)
+    slots = forward_batch.req_pool_indices[: logits_output.next_token_logits.shape[0]]
+    self.sampler.think_step = _Step(device, slots)
     try:
         tokens = original(self, logits_output, forward_batch)
     finally:
         self.sampler.think_step = None
-    report_words(logits_output, device, rows)
+    report_words(logits_output, device, slots, ends=sent)
     return tokens
 
 

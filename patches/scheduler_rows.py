@@ -16,6 +16,16 @@ SCHEDULER = (
         "self",
     ),
     Hook(
+        "managers.scheduler.Scheduler.init_request_dispatcher", "ends.init_request_dispatcher",
+        "a dispatcher takes more messages, and is made here",
+        "self",
+    ),
+    Hook(
+        "managers.scheduler.Scheduler._poll_timeout_aborts", "ends.poll_timeout_aborts",
+        "what one rank decides by the clock, and all ranks do in the same step; sglang has it for its own timeouts",
+        "self",
+    ),
+    Hook(
         "managers.schedule_batch.Req.__init__", "scheduler.init_request",
         "a request gets its budget where it is made, of a session too; 0.5.22 has no extension point for that",
         "self, rid, origin_input_text, origin_input_ids, sampling_params, return_logprob, top_logprobs_num, "

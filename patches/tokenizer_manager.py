@@ -5,6 +5,7 @@ HTTP, the OpenAI and Anthropic endpoints, `Engine` and the gRPC bridge all pass 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
@@ -14,7 +15,7 @@ from sglang_ext.budget import service
 from sglang_ext.budget.contract import BudgetError
 from sglang_ext.budget.spelling import Off, Wish, in_parameters, read
 
-from .asked import ASKED, REQUEST_KEY, Asked
+from .asked import ARRIVED_KEY, ASKED, REQUEST_KEY, Asked
 from .budget_fields import has_switch, settled, with_budget
 from .reasoning_parser import build_admission
 
@@ -101,9 +102,17 @@ def create_tokenized_object(original: Callable[..., Any], self: Any, obj: Any, i
             grammar = any(merged.get(name) for name in GRAMMARS)
             request = asked.settle(bool(obj.require_reasoning), grammar, input_ids or [])
             obj.sampling_params["custom_params"][REQUEST_KEY] = asdict(request)
+            if budget.seconds is not None:
+                obj.sampling_params["custom_params"][ARRIVED_KEY] = _arrived(self, obj.rid)
             if grammar and asked.begins_with_the_answer:
                 obj.require_reasoning = False  # the end that the grammar would wait for will not come
     return original(self, obj, input_text, input_ids, *args, **kwargs)
+
+
+def _arrived(manager: Any, rid: Any) -> float:
+    """When a request came to this server, in seconds since the epoch."""
+    state = manager.rid_to_state.get(rid) if isinstance(rid, str) else None
+    return time.time() - (time.perf_counter() - state.time_stats.created_time if state is not None else 0.0)
 
 
 def _nothing_to_do(tokenizer: Any, prompt: list[int], off: Off) -> bool:

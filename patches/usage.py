@@ -16,7 +16,7 @@ from .speculation import UAG_KEY
 
 RESULT_KEY = "think"
 DETAILS = "completion_tokens_details"
-FORCED_ENDS = ("forced", "grace", "eos")
+FORCED_ENDS = ("forced", "grace", "eos", "loop", "deadline", "asked")
 
 logger = logging.getLogger(__name__)
 

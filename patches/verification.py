@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from sglang_ext.budget.kernels import commit, parents_of, walk
 
-from .forward_batch import ThinkDevice, arrivals
+from .forward_batch import Sent, ThinkDevice, arrivals, asks
 from .sampling import report_words
 
 
@@ -28,6 +28,7 @@ class Verification:
         parents: [n, width] int32, or None where every draft is a chain.
         rows: [n] int, slots.
         nodes: what `walk` leaves for `commit`.
+        ends: ends that were asked for before it.
     """
 
     device: ThinkDevice
@@ -36,6 +37,7 @@ class Verification:
     parents: torch.Tensor | None
     rows: torch.Tensor
     nodes: torch.Tensor
+    ends: Sent
 
     @classmethod
     def begin(cls, verify_input: Any, batch: Any, grammar_mask: Any = None) -> Verification | None:
@@ -44,17 +46,19 @@ class Verification:
         budgeted = device is not None and any(getattr(req, "think", None) is not None for req in batch.reqs)
         if device is None or not budgeted or batch.forward_mode.is_idle():
             return None
-        staged = arrivals(batch, device) if device.receives else None
-        if staged is not None:
-            staged.flush(device)
-        return cls.of(device, verify_input, batch, grammar_mask)
+        ends: Sent = []
+        for rows in (arrivals(batch, device) if device.receives else None, asks(batch, device)):
+            if rows is not None:
+                rows.flush(device)
+                ends += rows.ends
+        return cls.of(device, verify_input, batch, grammar_mask, ends)
 
     @classmethod
-    def of(cls, device: ThinkDevice, verify_input: Any, batch: Any, grammar_mask: Any) -> Verification:
+    def of(cls, device: ThinkDevice, verify_input: Any, batch: Any, grammar_mask: Any, ends: Sent) -> Verification:
         draft = verify_input.draft_token.reshape(len(batch.seq_lens), verify_input.draft_token_num).contiguous()
         chain = verify_input.tree_topk == 1
         parents = None if chain else parents_of(verify_input.retrieve_next_token, verify_input.retrieve_next_sibling)
-        return cls(device, grammar_mask, draft, parents, batch.req_pool_indices, device.nodes(*draft.shape))
+        return cls(device, grammar_mask, draft, parents, batch.req_pool_indices, device.nodes(*draft.shape), ends)
 
     def apply(self, logits: torch.Tensor) -> None:
         """Mask the logits [n * width and more, vocab] in place, as `GrammarMask.apply` does."""
@@ -92,5 +96,5 @@ def eagle_sample(original: Callable[..., Any], verify_input: Any, batch: Any, lo
         return original(verify_input, batch, logits_output, grammar_mask, *args, **kwargs)
     sampled = original(verify_input, batch, logits_output, step, *args, **kwargs)
     predict, accept_lens, accept_index = step.commit(*sampled)
-    report_words(logits_output, step.device, step.rows, accept_lens)
+    report_words(logits_output, step.device, step.rows, accept_lens, step.ends)
     return predict, accept_lens, accept_index

@@ -66,6 +66,14 @@ class Settings:
         AUTO, _integer_or_auto, "auto|N", "part of a request's max_new_tokens kept for the answer; the budget shrinks "
         "to leave it; auto = an eighth, 1 to 512, where the thinking is limited; 0 = none (default: auto)",
     )
+    think_loops: bool = _setting(
+        False, _switch, None, "end thinking that goes round in circles, for requests that do not say "
+        "(default: it goes on)"
+    )
+    think_seconds: float | None = _setting(
+        None, float, "S", "end thinking this many seconds after its request arrived, for requests that do not say "
+        "(default: no deadline)"
+    )
     think_effort: str = _setting(
         "", str, "NAME=BUDGET,...", "budgets of requests that set none but a reasoning_effort, for example "
         "low=1024,medium=25%%,high=-1; a percentage is of the request's max_new_tokens (default: none)",
@@ -119,7 +127,7 @@ class Settings:
             SettingsError: the defaults are no acceptable budget.
         """
         ceiling = CEILING if self.think_budget_max is None else self.think_budget_max
-        base: dict[str, Any] = {"message": self.think_message}
+        base: dict[str, Any] = {"message": self.think_message, "loops": self.think_loops, "seconds": self.think_seconds}
         if self.think_answer_tokens is not AUTO:
             base["answer_tokens"] = self.think_answer_tokens
         default = self.think_budget
@@ -131,7 +139,7 @@ class Settings:
             return replace(floor, default=replace(checked, message=None, answer_tokens=self.think_answer_tokens))
         except BudgetError as error:
             text = str(error)
-            for key in ("max_tokens", "message", "answer_tokens"):
+            for key in ("max_tokens", "message", "answer_tokens", "seconds"):
                 flag = {"max_tokens": "--think-budget"}.get(key, "--think-" + key.replace("_", "-"))
                 text = text.replace(f"--think-budget.{key}", flag)
             raise SettingsError(text) from None
@@ -203,6 +211,7 @@ def read(name: str, text: str) -> Any:
         return spec.metadata["read"](text)
     except ValueError:
         auto = " or auto" if spec.metadata["read"] is _integer_or_auto else ""
-        raise SettingsError(f"{flag(name)}: {text!r} is not an integer{auto}") from None
+        kind = "a number" if spec.metadata["read"] is float else "an integer"
+        raise SettingsError(f"{flag(name)}: {text!r} is not {kind}{auto}") from None
     except KeyError:
         raise SettingsError(f"{flag(name)}: {text!r}: accepted: 1, 0") from None

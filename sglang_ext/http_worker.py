@@ -11,7 +11,9 @@ load_plugins()
 from sglang.srt.entrypoints.http_server import app  # noqa: E402
 
 from sglang_ext.patches import check_applied  # noqa: E402
+from sglang_ext.patches.end_thinking import add_endpoint  # noqa: E402
 
 check_applied()
+add_endpoint(app)
 
 __all__ = ["app"]

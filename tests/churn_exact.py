@@ -21,7 +21,7 @@ from sglang_ext.bench.churn.served import Served
 from sglang_ext.vocab import token_bytes
 
 OPEN = f"{TURN}<think>\n"
-UNKNOWN = ("frequency_penalty", "ignore_eos")
+UNKNOWN = ("frequency_penalty", "ignore_eos", "logit_bias")
 """With these, what the model writes is not simulated."""
 
 
@@ -96,7 +96,7 @@ class Exact:
         control = frozenset(self.id_of(piece) for piece in (TURN, EOS))
         delimiters = Delimiters(b"<think>", b"</think>", self.pieces, [self.id_of(EOS)], control=control)
         return Rules(delimiters, [end], (), "inside" if opened else "outside", most, int(min(wish.min_tokens, most)),
-                     grace, last, message, most < float("inf") or wish.min_tokens > 0)
+                     grace, last, message, most < float("inf") or wish.min_tokens > 0 or wish.loops)
 
 
 def watch(monkeypatch: Any, exact: Exact) -> None:
@@ -106,7 +106,8 @@ def watch(monkeypatch: Any, exact: Exact) -> None:
     original = churn.violations
 
     def both(served: Served, ask: Ask, answer: Answer, seen: Any) -> list[str]:
-        known = [] if ask.kind in ("bad", "leave") else exact.faults(served, ask, answer)
+        unknown = ask.kind in ("bad", "leave", "end") or ask.wish.seconds is not None
+        known = [] if unknown else exact.faults(served, ask, answer)
         return [*original(served, ask, answer, seen), *known]
 
     monkeypatch.setattr(churn, "violations", both)

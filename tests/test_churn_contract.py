@@ -259,7 +259,7 @@ def test_requests_are_the_same_for_a_seed_and_of_every_kind() -> None:
     assert made == again
     assert made != others
     assert {(a.path, a.kind) for a in made} >= {(path, kind) for path in (GENERATE, "/v1/chat/completions")
-                                                for kind in ("whole", "stream", "abort", "leave", "bad")}
+                                                for kind in ("whole", "stream", "abort", "end", "leave", "bad")}
     text = str([a.body for a in made])
     for part in ("grace_tokens", "min_tokens", "message", "answer_tokens", "thinking_budget", "'reasoning'", "'n'",
                  "'stop'", "ignore_eos", "temperature", "-1", f"'logit_bias': {{'{END}'", f"'logit_bias': {{'{EOS}'"):

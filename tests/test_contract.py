@@ -18,7 +18,8 @@ OPEN = Limits()
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-10, 2**40) | st.floats() | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=12) | st.sampled_from(
-        ["max_tokens", "min_tokens", "grace_tokens", "message", "answer_tokens"]), inner, max_size=3),
+        ["max_tokens", "min_tokens", "grace_tokens", "message", "answer_tokens", "loops", "seconds", "since"]), inner,
+        max_size=3),
     max_leaves=6,
 )
 
@@ -62,12 +63,49 @@ def test_the_object_form_reads_back(most: int, least: int, grace: int, message: 
     ({"message": "\ud800"}, ["think_budget.message", "surrogate"]),
     ("\ud800", ["\\ud800", "string"]),
     ({"max_tokens": -1, "grace_tokens": 5}, ["think_budget.grace_tokens", "5"]),
+    *(({"seconds": value}, ["think_budget.seconds", shown, "0 to 86400", "null"]) for value, shown in (
+        (-1, "-1"), (-0.5, "-0.5"), (float("nan"), "NaN"), (float("inf"), "Infinity"), (86401, "86401"),
+        (True, "boolean"), ("8", "string"), ([8], "array"), (10**400, "10000"))),
+    *(({"loops": value}, ["think_budget.loops", shown, "true or false"]) for value, shown in (
+        (1, "integer"), ("true", "string"), (None, "null"), (0.0, "number"))),
+    *(({"seconds": 1, "since": value}, ["think_budget.since", '"arrival"', '"first_token"']) for value in (
+        "start", None, 1, ["arrival"], True)),
+    ({"since": "arrival"}, ["think_budget.since", "no seconds"]),
+    ({"seconds": None, "since": "first_token"}, ["think_budget.since", "no seconds"]),
 ])
 def test_refusals_name_field_value_and_range(value: Any, parts: list[str]) -> None:
     with pytest.raises(BudgetError) as error:
         parse(value, OPEN)
     assert str(error.value).startswith("think_budget")
     assert all(part in str(error.value) for part in parts), error.value
+
+
+@given(st.none() | st.floats(0, 86400) | st.integers(0, 86400), st.booleans(),
+       st.sampled_from(["arrival", "first_token"]))
+def test_times_and_loops_read_back(seconds: float | None, loops: bool, since: str) -> None:
+    """With defaults of the server's too: what a request says stands, that it has no deadline included."""
+    value = {"loops": loops, "seconds": seconds, **({"since": since} if seconds is not None else {})}
+    for limits in (OPEN, Settings(think_loops=True, think_seconds=3.0).limits):
+        budget = parse(value, limits)
+        assert (budget.loops, budget.seconds) == (loops, seconds)
+        assert budget.since == (since if seconds is not None else "arrival")
+        assert parse(budget.to_dict(), limits) == budget
+        assert budget.limited == (loops or seconds is not None)
+
+
+def test_defaults_of_loops_and_seconds() -> None:
+    settings, rest = peel(["--think-loops", "--think-seconds", "2.5"])
+    assert rest == []
+    assert settings.limits.default == ThinkBudget(answer_tokens=AUTO, loops=True, seconds=2.5)
+    assert settings.enforces
+    assert parse(7, settings.limits) == ThinkBudget(7, answer_tokens=AUTO, loops=True, seconds=2.5)
+    assert parse({"loops": False, "seconds": None}, settings.limits) == ThinkBudget(answer_tokens=AUTO)
+
+
+@pytest.mark.parametrize("text", ["-1", "nan", "inf", "86401"])
+def test_seconds_of_the_operator_are_checked(text: str) -> None:
+    with pytest.raises(SettingsError, match=r"--think-seconds: .*accepted: a number from 0 to 86400"):
+        _ = peel(["--think-seconds", text])[0].limits
 
 
 def test_spellings_mean_the_same_and_must_agree() -> None:
@@ -103,6 +141,7 @@ def test_a_ceiling_alone_is_the_default() -> None:
     ({"think_start": "<a>"}, "--think-end"),
     ({"think_start": "a", "think_end": "a"}, "different"),
     ({"think_message": "x" * 5000}, "--think-message"),
+    ({"think_seconds": -1.0}, "--think-seconds: -1.0"),
 ])
 def test_settings_are_checked(kwargs: dict[str, Any], part: str) -> None:
     with pytest.raises(SettingsError, match=part):
@@ -159,3 +198,5 @@ def test_the_automatic_reserve(most: int, closing: int, budget: int) -> None:
 def test_a_number_that_is_none_is_an_error() -> None:
     with pytest.raises(SettingsError, match="--think-budget: 'ten' is not an integer"):
         peel(["--think-budget", "ten"])
+    with pytest.raises(SettingsError, match="--think-seconds: 'ten' is not a number"):
+        peel(["--think-seconds", "ten"])

@@ -1,4 +1,4 @@
-"""The shape of the source: an import graph without circles."""
+"""The shape of the source: an import graph without circles, files and functions that are read at one sitting."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[1]
 FOLDERS = ("sglang_ext", "patches", "kernels")
 ALIASES = {"sglang_ext.patches": "patches", "sglang_ext.budget.kernels": "kernels.budget"}
 """Import names of folders at the top level."""
+FILE_LINES, FUNCTION_LINES = 300, 50
 
 
 @cache
@@ -65,3 +66,12 @@ def test_every_row_of_the_table_names_a_function() -> None:
         module, name = hook.function.split(".")
         tree = ast.parse(modules()[f"patches.{module}"].read_text())
         assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+
+@pytest.mark.parametrize("name", modules())
+def test_files_and_functions_are_short(name: str) -> None:
+    text = modules()[name].read_text()
+    assert text.count("\n") <= FILE_LINES
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            assert lines <= FUNCTION_LINES, f"{node.name} has {lines} lines"

@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 import servers
+from asked_ends import check_ends
 from release_copy import has_data_parallel
 from servers import FLOAT32
 
@@ -223,6 +224,14 @@ def test_every_tokenizer_worker_checks_budgets(parallel_server: servers.Server, 
         assert response.status_code == 400
         chat = {"model": "m", "messages": [{"role": "user", "content": "x"}], "think_budget": "4"}
         assert parallel_server.post("/v1/chat/completions", chat).status_code == 400
+
+
+@pytest.mark.served
+def test_ends_reach_every_scheduler_from_every_tokenizer_worker(parallel_server: servers.Server,
+                                                                scripted_model: Path) -> None:
+    from transformers import AutoTokenizer
+
+    check_ends(parallel_server, AutoTokenizer.from_pretrained(scripted_model), "parallel", loop=False)
 
 
 def test_data_parallel_is_refused_where_it_is_not_served(scripted_model: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import servers
+from asked_ends import check_ends
 from demo_requests import BUDGETS, body, check_all, prompts
 from rescan import Rescan
 from scripted_requests import LIMITS, OPEN, STARTS, answers
@@ -80,6 +81,12 @@ def test_drafts_that_foresee_the_end_of_sequence_in_a_block(speculating_server: 
                                                                          "think_budget": 9})
     assert tokenizer.decode(result["output_ids"]) == "halfthought</think>\n\nanswer<|end|>"
     assert result["meta_info"]["think"] == {"budget": 9, "tokens": 2, "forced_tokens": 3, "outcome": "eos"}
+
+
+@pytest.mark.usefixtures("plain")
+def test_ends_that_come_before_the_limit(speculating_server: servers.Server,
+                                         tokenizer: PreTrainedTokenizerFast) -> None:
+    check_ends(speculating_server, tokenizer, "ngram")
 
 
 @pytest.mark.parametrize("limit", [0, 1, 6])

@@ -62,10 +62,11 @@ def test_a_string_that_is_no_budget_is_refused_later_under_its_name(text: str) -
 UNKNOWN = ["thinking_limit", "max_thinking", "maximum_reasoning_length", "thinking_tokens", "reasoning_budget_message",
            "max_think_len", "thought_budget", "reasoning_token_cap", "budget_tokens", "token_budget",
            "thinkBudgetTokens", "maxReasoningLength", "reasoning.budget", "thinking.max_tokens", "reasoning.max_length",
-           "google.thinking.budget"]
+           "google.thinking.budget", "think_seconds", "thinking_timeout", "reasoning.deadline"]
 
 
-REPORTS = ("thinking_tokens", "budget_tokens", "token_budget", "google.thinking.budget")
+REPORTS = ("think_seconds", "thinking_timeout", "reasoning.deadline", "thinking_tokens",
+           "budget_tokens", "token_budget", "google.thinking.budget")
 """Names that clients have for something else among strings of their own."""
 
 
@@ -283,3 +284,12 @@ def test_whatever_stands_in_a_body_is_read_or_refused(body: dict[str, Any]) -> N
     wish = read(body)
     flat = [name for name in FLAT if body.get(name) is not None]
     assert wish.error or {*flat} <= {name for name, _ in wish.budgets}
+
+
+@pytest.mark.parametrize("value", [True, False, 1])
+def test_loops_beside_a_budget_are_refused(value: Any) -> None:
+    """They are a key of a budget; a switch of that name would be dropped."""
+    error = read({"think_loops": value}).error
+    assert error is not None
+    assert "think_loops" in error
+    assert "keys of think_budget" in error

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import servers
+from asked_ends import check_ends
 from scripted_requests import LIMITS, OPEN, STARTS, answers
 from streams import rounds_of_the_end, stream
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -125,6 +126,10 @@ def test_a_forced_sequence_is_its_own_draft(served: Served, tokenizer: PreTraine
     assert meta["uag"]["draft_forwards"] <= 1
     assert (meta["uag"]["proposed"], meta["uag"]["rejections"]["verification"]) == (0, 0)
     assert meta["uag"]["forced"] == meta["uag"]["accepted"] == n - 1 - (n - 1) // served.width
+
+
+def test_ends_that_come_before_the_limit(served: Served, tokenizer: PreTrainedTokenizerFast) -> None:
+    check_ends(served.server, tokenizer, "uag", loop=served.width != 2)
 
 
 @pytest.mark.parametrize("limit", [0, 1, 6])

@@ -5,6 +5,7 @@ No engine is imported here; `reference` defines what every implementation does.
 """
 
 from .advance import advance
+from .ask import ask
 from .commit import commit
 from .layout import BudgetState, Event, Flag, Outcome, Tables, Word
 from .mask import mask_logits
@@ -20,6 +21,7 @@ __all__ = [
     "Tables",
     "Word",
     "advance",
+    "ask",
     "commit",
     "mask_logits",
     "parents_of",

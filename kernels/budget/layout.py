@@ -25,7 +25,8 @@ from ..entries import Event as Event
 
 class Word(IntEnum):
     """Column of `BudgetState.words`. Columns up to `FLAGS` and `TOTAL` change with every token, the others only on
-    admission, except `WALL`, which a forced end resets: a message is said once."""
+    admission, except `WALL`, which a forced end resets: a message is said once. An end that the host asks for (`ask`)
+    writes `MAX`, `WALL` and `ASKED`."""
 
     AUTO = 0  # automaton word: state index in the low 16 bits, INSIDE and LINE_END above
     USED = 1  # tokens the model chose inside thinking so far, end marker included
@@ -40,12 +41,14 @@ class Word(IntEnum):
     GRACE = 10  # from this USED on, the first line end closes the block, or NO_LIMIT
     TOTAL = 11  # tokens of the response so far
     LAST = 12  # from this TOTAL on, an open block is closed, so that what is left goes to the answer; or NO_LIMIT
+    ASKED = 13  # Outcome of the end that the host asked for and that `MAX` was lowered for, else 0
 
 
 WORDS = 16
 NOT_FORCING = -1
 NO_LIMIT = 2**31 - 1
 PROGRAM_END = -1  # terminates a forced sequence in `program`
+KEEP = -1  # as the wall of an end that is asked for: the row's own
 
 NEAR = 3  # tokens from the wall on which no character may be begun that cannot be completed: a character has 4 bytes
 
@@ -70,6 +73,9 @@ class Outcome(IntEnum):
     EOS = 4  # the model wanted to end the response while thinking
     IMPLICIT = 5  # a tool call began inside thinking
     OPEN = 6  # the response is inside a block
+    LOOP = 7  # the host asked for the end: the thinking went round in circles
+    DEADLINE = 8  # the host asked for the end: the time was up
+    ASKED = 9  # the host asked for the end: a client asked for it
 
 
 class Operands(NamedTuple):

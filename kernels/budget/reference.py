@@ -13,6 +13,7 @@ from typing import Protocol
 from .layout import (
     AUTO_MASK,
     INSIDE,
+    KEEP,
     LINE_END,
     NEAR,
     NOT_FORCING,
@@ -173,6 +174,31 @@ def advance_row(token: int, row: MutableSequence[int], program: Sequence[int], t
         row[Word.FLAGS] |= Flag.FRESH
     arm(row, tables, chosen=not forcing)
     return token
+
+
+def ask_row(row: MutableSequence[int], missing: Sequence[int], reason: int, wall: int = KEEP,
+            standing: bool = False) -> bool:
+    """Ask for the end of a row's thinking, in place; return whether the row takes it.
+
+    The wall comes to the row: one token more, or those that complete a half-written character. A row that is being
+    forced goes on as it was, and one whose wall is as near takes no other. Outside a block only a standing end is
+    taken: the next block is then ended as it begins.
+
+    Args:
+        missing: [states], bytes that a half-written character of a block still needs.
+        reason: Outcome of the end.
+        wall: index into `program` of what is forced then, or KEEP.
+        standing: it holds for later blocks too.
+    """
+    free = bool(row[Word.AUTO] & THINKING) and row[Word.CURSOR] == NOT_FORCING
+    allowed = max(1, int(missing[row[Word.AUTO] & STATE_MASK])) if free else 0
+    if not row[Word.FLAGS] & Flag.ACTIVE or tokens_left(row) <= allowed or not (free or standing):
+        return False
+    row[Word.MAX] = row[Word.USED] + allowed
+    row[Word.ASKED] = reason
+    if wall != KEEP and free:
+        row[Word.WALL] = wall
+    return True
 
 
 def _note_outcome(row: MutableSequence[int], step: int, forcing: bool, tables: HostTables) -> None:

@@ -18,8 +18,8 @@ HELP = "latency, throughput, outcomes and answers over a sweep of budgets"
 QUICK = {"budgets": [0, 16, 32, 48, 64, UNLIMITED], "requests": 96, "concurrency": 16}
 FULL = {"budgets": [0, 8, 16, 24, 32, 48, 64, 80, 96, UNLIMITED], "requests": 256, "concurrency": 32}
 TENANTS = {"free": 16, "plus": 48, "pro": UNLIMITED}
-OUTCOMES = ("natural", "grace", "forced", "eos", "implicit", "open", "none")
-CUT = ("forced", "grace")
+OUTCOMES = ("natural", "grace", "forced", "eos", "implicit", "loop", "deadline", "asked", "open", "none")
+CUT = ("forced", "grace", "loop", "deadline", "asked")
 ESCAPE_FACTOR = 3
 """An answer after a cut this many times as long as the longest one after a natural end is taken for more thinking."""
 

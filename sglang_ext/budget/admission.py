@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -16,116 +16,18 @@ from .kernels.layout import (
     NO_LIMIT,
     NOT_FORCING,
     PENDING,
-    THINKING,
     WORDS,
     Event,
     Flag,
     Outcome,
     Word,
 )
-from .kernels.reference import advance_row, arm, lookup, tokens_left
+from .kernels.reference import arm, lookup, tokens_left
 from .prompt import Request, Start, start_of
+from .row import Outlook, RequestRow
 
 UNKNOWN_MARKERS = ("this model's thinking markers are unknown (the server can be told with --reasoning-parser, or "
                    "--think-start and --think-end)")
-
-
-@dataclass
-class RequestRow:
-    """One request's row while it has no slot: its limits, its own forced sequence, and how far its output has come.
-
-    Attributes:
-        words: [WORDS] before the first output token. As no slot is known, the request's own sequence begins right
-            after the shared ones, at `shared`.
-        program: ids of the request's own forced sequence, or empty.
-        shared: length of the shared sequences.
-        stride: room for a request's own sequence in a slot.
-        latest: [WORDS] after `latest_length` output tokens, as they stood in whatever slot it was.
-    """
-
-    words: list[int]
-    program: list[int]
-    shared: int
-    stride: int
-    latest_length: int = 0
-    latest: list[int] = field(default_factory=list)
-
-    def note(self, words: list[int], length: int) -> None:
-        """Remember a slot's words after `length` output tokens."""
-        self.latest, self.latest_length = words, length
-
-    def lifted_off(self) -> list[int]:
-        """The latest words, free of a slot as `words` are."""
-        lifted = list(self.latest)
-        for word in (Word.CURSOR, Word.WALL):
-            if lifted[word] >= self.shared:
-                lifted[word] = self.shared + (lifted[word] - self.shared) % self.stride
-        return lifted
-
-    def placed(self, words: Sequence[int], start: int) -> list[int]:
-        """Words for a slot whose own program starts at `start`."""
-        placed = list(words)
-        for word in (Word.CURSOR, Word.WALL):
-            if placed[word] >= self.shared:
-                placed[word] += start - self.shared
-        return placed
-
-    def result(self) -> dict[str, Any]:
-        """What the client is told about its thinking so far. `budget` is the limit in force, -1 for none."""
-        words = self.latest or self.words
-        return {
-            "budget": UNLIMITED if words[Word.MAX] == NO_LIMIT else words[Word.MAX],
-            "tokens": words[Word.USED],
-            "forced_tokens": words[Word.FORCED],
-            "outcome": Outcome(words[Word.OUTCOME]).name.lower(),
-        }
-
-
-@dataclass
-class Outlook:
-    """What a request's budget will do with what comes next, as far as the host can tell.
-
-    Attributes:
-        words: [WORDS], free of a slot, after the output so far.
-        program: shared sequences, then the request's own.
-    """
-
-    words: list[int]
-    program: Sequence[int]
-    automaton: Automaton
-
-    @property
-    def left(self) -> int | None:
-        """How many tokens the model can choose before the wall; None: no wall is ahead."""
-        return tokens_left(self.words) if self.words[Word.AUTO] & THINKING else None
-
-    def forced(self, tokens: Sequence[int]) -> list[bool]:
-        """Which of the next tokens, as they stand in the output, the budget writes."""
-        words, forced = list(self.words), []
-        for token in tokens:
-            forced.append(words[Word.CURSOR] != NOT_FORCING)
-            advance_row(int(token), words, self.program, self.automaton)
-        return forced
-
-    def complete(self, draft: Sequence[int], most: int) -> list[int]:
-        """A draft as it can stand in the output: where the budget forces ids, these.
-
-        Args:
-            draft: ids that the model may write next.
-            most: ids wanted at most.
-        """
-        words, stands, follows = list(self.words), [], True
-        for place in range(most):
-            follows = follows and place < len(draft)
-            if words[Word.CURSOR] != NOT_FORCING:
-                token = self.program[words[Word.CURSOR]]
-            elif follows:
-                token = draft[place]
-            else:
-                break
-            stands.append(advance_row(int(token), words, self.program, self.automaton))
-            follows = follows and stands[-1] == draft[place]
-        return stands
 
 
 class Admission:
@@ -174,7 +76,7 @@ class Admission:
         if self.automaton is None:
             raise BudgetError(f"{name}: {shown(given[0][1])} cannot be enforced: {self._reason}; "
                               "accepted: -1 (no limit)")
-        self.message_ids(budget, name)
+        self.message_ids(budget, name=name)
         default = self.limits.default
         own_reserve = budget.answer_tokens and (default is None or budget.answer_tokens != default.answer_tokens)
         if own_reserve and max_new_tokens is not None:
@@ -190,14 +92,16 @@ class Admission:
         start = self.start(prompt)
         return start is not None and start.open
 
-    def message_ids(self, budget: ThinkBudget, name: str = "think_budget") -> tuple[int, ...]:
-        """Ids of the budget's stop message.
+    def message_ids(self, budget: ThinkBudget, message: str | None = None,
+                    name: str = "think_budget") -> tuple[int, ...]:
+        """Ids of the stop message that is given, else of the budget's.
 
         Raises:
             BudgetError: the message cannot be forced as it is.
         """
+        text = budget.message if message is None else message
         try:
-            return self._message_ids(self.limits.message if budget.message is None else budget.message)
+            return self._message_ids(self.limits.message if text is None else text)
         except ValueError as error:
             raise BudgetError(f"{name}.message: {error}") from None
 
@@ -230,7 +134,7 @@ class Admission:
         return events
 
     def _check_reserve(self, budget: ThinkBudget, max_new_tokens: int, name: str) -> None:
-        closing = self._closing(self._speaking(budget, max_new_tokens))
+        closing = self.closing(self._speaking(budget, max_new_tokens))
         room = max_new_tokens - closing
         if (budget.answer_tokens or 0) > room:
             raise BudgetError(
@@ -241,7 +145,7 @@ class Admission:
     def _settled(self, budget: ThinkBudget, max_new_tokens: int | None) -> ThinkBudget:
         """The budget with its reserve in tokens. The server's own message gives way to an answer; a request's does
         not."""
-        least = self._closing(replace(budget, message=budget.message or ""))
+        least = self.closing(replace(budget, message=budget.message or ""))
         return replace(budget, answer_tokens=budget.reserve(max_new_tokens, least))
 
     def _speaking(self, budget: ThinkBudget, max_new_tokens: int | None) -> ThinkBudget:
@@ -254,11 +158,11 @@ class Admission:
         if max_new_tokens is None:
             return budget
         reserve = budget.answer_tokens or 0
-        needed = self._closing(budget) + max(1, reserve)
+        needed = self.closing(budget) + max(1, reserve)
         least = 1 if reserve or budget.max_tokens == UNLIMITED else budget.max_tokens
         return budget if least + needed <= max_new_tokens else replace(budget, message="")
 
-    def _closing(self, budget: ThinkBudget) -> int:
+    def closing(self, budget: ThinkBudget) -> int:
         """How many ids closing a block takes: message, end marker, line break."""
         assert self.automaton is not None
         return len(self.message_ids(budget)) + len(self.automaton.end_ids(0)) - 1
@@ -283,7 +187,7 @@ class Admission:
         most = NO_LIMIT if budget.max_tokens == UNLIMITED else budget.max_tokens
         words[Word.LAST] = NO_LIMIT
         if budget.answer_tokens and max_new_tokens is not None:
-            words[Word.LAST] = max(0, max_new_tokens - budget.answer_tokens - self._closing(budget))
+            words[Word.LAST] = max(0, max_new_tokens - budget.answer_tokens - self.closing(budget))
         most = min(most, words[Word.LAST])
         words[Word.MAX] = most
         words[Word.MIN] = min(budget.min_tokens, most)
@@ -296,13 +200,26 @@ class Admission:
         words[Word.FLAGS] = flags
         message, shared = self.message_ids(budget), len(automaton.program)
         # Where the block is implied and closes at once, its start is written too.
-        unsaid = automaton.start_ids(start.pair) if start.word & PENDING and tokens_left(words) <= 0 else ()
-        program = automaton.side_by_side([
-            [*(unsaid if pair == start.pair else ()), *message, *automaton.end_ids(pair)]
-            for pair in range(len(automaton.pairs))]) if message or unsaid else []
+        unsaid = start.word & PENDING and tokens_left(words) <= 0
+        program = self.program(message, start.pair if unsaid else None)
         words[Word.WALL] = shared if program else 0
         arm(words, automaton, chosen=False)
-        return RequestRow(words, program, shared, self.stride)
+        return RequestRow(words, program, shared, self.stride, budget, start.pair)
+
+    def program(self, message: Sequence[int], unsaid: int | None = None) -> list[int]:
+        """A request's own forced sequence: for each pair of markers, what ends its blocks, with a message before it;
+        empty where that is the shared one.
+
+        Args:
+            unsaid: the pair whose start is to be written too; None: none.
+        """
+        assert self.automaton is not None
+        automaton = self.automaton
+        start = automaton.start_ids(unsaid) if unsaid is not None else ()
+        if not message and not start:
+            return []
+        return automaton.side_by_side([[*(start if pair == unsaid else ()), *message, *automaton.end_ids(pair)]
+                                       for pair in range(len(automaton.pairs))])
 
     def rebuilt(self, row: RequestRow, output: Sequence[int]) -> list[int]:
         """Slot-free words after `output`: the ones noted while it was produced, and a replay of the ids since then.
@@ -317,7 +234,6 @@ class Admission:
         words, since = list(row.words), 0
         if row.latest and row.latest_length <= len(output):
             words, since = row.lifted_off(), row.latest_length
-        program = [*self.automaton.program, *row.program]
-        for token in output[since:]:
-            advance_row(int(token), words, program, self.automaton)
-        return Outlook(words, program, self.automaton)
+        outlook = Outlook(words, [*self.automaton.program, *row.program], self.automaton)
+        outlook.take(output[since:])
+        return outlook

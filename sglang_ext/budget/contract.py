@@ -7,7 +7,7 @@ value given is checked, and two that differ are an error: nothing is dropped in 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
@@ -25,6 +25,11 @@ AUTO = None
 AUTO_SHARE, AUTO_MOST = 8, 512
 """That part is one in so many of the response's tokens, at least 1 and at most so many."""
 
+LONGEST = 86_400
+"""Longest `seconds`: a day."""
+ARRIVAL, FIRST_TOKEN = "arrival", "first_token"
+"""From when `seconds` count: from the request's arrival, its wait in the queue included, or from its first token."""
+
 
 class BudgetError(ValueError):
     """A think budget that is not accepted; the message names field, value and what is accepted."""
@@ -34,7 +39,8 @@ class BudgetError(ValueError):
 class ThinkBudget:
     """A checked budget; the fields' names are the keys of the object form. Counts are in tokens.
 
-    `message` None means the server's default message; `answer_tokens` AUTO, a part of the response (`reserve`).
+    `message` None means the server's default message; `answer_tokens` AUTO, a part of the response (`reserve`);
+    `seconds` None, no deadline.
     """
 
     max_tokens: int = UNLIMITED
@@ -42,11 +48,15 @@ class ThinkBudget:
     grace_tokens: int = 0
     message: str | None = None
     answer_tokens: int | None = 0
+    loops: bool = False
+    seconds: float | None = None
+    since: str = ARRIVAL
 
     @property
     def limited(self) -> bool:
         """Whether this budget can change a response at all; without it, thinking is only reported."""
-        return self.max_tokens != UNLIMITED or self.min_tokens > 0 or bool(self.answer_tokens)
+        return (self.max_tokens != UNLIMITED or self.min_tokens > 0 or bool(self.answer_tokens) or self.loops
+                or self.seconds is not None)
 
     def reserve(self, max_new_tokens: int | None, closing: int) -> int:
         """How many tokens of a response are kept for the answer.
@@ -63,7 +73,10 @@ class ThinkBudget:
 
     def to_dict(self) -> dict[str, Any]:
         """The object form, defaults included; `parse` reads it back to an equal budget, given the same defaults."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
+        given = {name: value for name, value in asdict(self).items() if value is not None or name == "seconds"}
+        if self.seconds is None:
+            del given["since"]
+        return given
 
 
 @dataclass(frozen=True)
@@ -108,20 +121,25 @@ def parse(value: Any, limits: Limits, field: str = FIELD) -> ThinkBudget:
     return budget
 
 
+def keys() -> list[str]:
+    """The keys of the object form."""
+    return [f.name for f in fields(ThinkBudget)]
+
+
 def _shrunk(default: int, most: int) -> int:
     """A server default that a smaller explicit budget cuts; explicit values are never changed."""
     return default if most == UNLIMITED else min(default, most)
 
 
 def _parse_object(value: Mapping[Any, Any], base: ThinkBudget, limits: Limits, field: str) -> ThinkBudget:
-    known = [f.name for f in fields(ThinkBudget)]
+    known = keys()
     for key in value:
         if key not in known:
             raise BudgetError(f"{field}: unknown key {shown(key)}; accepted keys: {', '.join(known)}")
     given: dict[str, Any] = {}
     for key, part in value.items():
-        if key == "message":
-            given[key] = _message(part, f"{field}.{key}")
+        if key in _OTHERS:
+            given[key] = _OTHERS[key](part, f"{field}.{key}")
         else:
             lowest = limits.lowest if key == "max_tokens" else 0
             highest = limits.ceiling if key == "max_tokens" else CEILING
@@ -132,6 +150,9 @@ def _parse_object(value: Mapping[Any, Any], base: ThinkBudget, limits: Limits, f
                           "max_tokens of 0 or more beside it")
     for key in ("min_tokens", "grace_tokens"):
         given.setdefault(key, _shrunk(getattr(base, key), most))
+    if "since" in given and given.get("seconds", base.seconds) is None:
+        raise BudgetError(f"{field}.since: {shown(given['since'])} has no seconds that count from there; accepted: "
+                          "seconds beside it, or leave it out")
     return replace(base, **given)
 
 
@@ -144,7 +165,8 @@ def _tokens(value: Any, field: str, lowest: int, highest: int, extra: str = "") 
     return value
 
 
-def _message(value: Any, field: str) -> str:
+def check_message(value: Any, field: str) -> str:
+    """Raises BudgetError if this is no text that can be a stop message, whatever the model."""
     if not isinstance(value, str):
         raise BudgetError(f"{field}: {shown(value)} is of type {_type_name(value)}; accepted: a string")
     try:
@@ -156,6 +178,34 @@ def _message(value: Any, field: str) -> str:
     return value
 
 
+def _switch(value: Any, field: str) -> bool:
+    if not isinstance(value, bool):
+        raise BudgetError(f"{field}: {shown(value)} is of type {_type_name(value)}; accepted: true or false")
+    return value
+
+
+def _seconds(value: Any, field: str) -> float | None:
+    accepted = f"accepted: a number from 0 to {LONGEST}, or null (no deadline)"
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise BudgetError(f"{field}: {shown(value)} is of type {_type_name(value)}; {accepted}")
+    if not 0 <= value <= LONGEST:  # nor is NaN
+        raise BudgetError(f"{field}: {shown(value)} is out of range; {accepted}")
+    return float(value)
+
+
+def _since(value: Any, field: str) -> str:
+    if not isinstance(value, str) or value not in (ARRIVAL, FIRST_TOKEN):
+        raise BudgetError(f'{field}: {shown(value)} is not accepted; accepted: "{ARRIVAL}", "{FIRST_TOKEN}"')
+    return str(value)
+
+
+_OTHERS: Mapping[str, Callable[[Any, str], Any]] = {"message": check_message, "loops": _switch, "seconds": _seconds,
+                                                    "since": _since}
+"""Keys that are no count of tokens, and what checks them."""
+
+
 def shown(value: Any) -> str:
     """A value as the client wrote it, in JSON, cut if it is long."""
     text = json.dumps(value, default=repr, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()
@@ -164,7 +214,8 @@ def shown(value: Any) -> str:
 
 def _type_name(value: Any) -> str:
     """The JSON name of a value's type, which is what a client sees."""
-    names = {type(None): "null", bool: "boolean", float: "number", str: "string", list: "array", dict: "object"}
+    names = {type(None): "null", bool: "boolean", int: "integer", float: "number", str: "string", list: "array",
+             dict: "object"}
     return names.get(type(value), type(value).__name__)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from .admission import Admission
 from .automaton import Automaton
-from .contract import AUTO, UNLIMITED
+from .contract import AUTO, UNLIMITED, keys
 from .effort import Share
 from .kernels.layout import AUTO_MASK, INSIDE, STATE_MASK, Event
 from .prompt import Request, start_of
@@ -104,8 +104,9 @@ def advertised(admission: Admission, efforts: Mapping[str, int | Share]) -> dict
 
     Returns:
         `default` and `answer_tokens` of requests that set none, in tokens, -1 for no limit, "auto" for a part of the
-        response; `max`, the largest budget that is accepted, None without a ceiling; the `markers`, with the line break
-        that follows an end of the server's own; the `spellings` of the field; `effort`.
+        response; `max`, the largest budget that is accepted, None without a ceiling; `loops` and `seconds` of requests
+        that do not say; the `keys` of the object form; the `markers`, with the line break that follows an end of the
+        server's own; the `spellings` of the field; `effort`.
     """
     if admission.automaton is None:
         return None
@@ -114,6 +115,9 @@ def advertised(admission: Admission, efforts: Mapping[str, int | Share]) -> dict
         "default": default.max_tokens if default is not None else UNLIMITED,
         "max": None if admission.limits.allow_unlimited else admission.limits.ceiling,
         "answer_tokens": 0 if default is None else "auto" if default.answer_tokens is AUTO else default.answer_tokens,
+        "loops": default is not None and default.loops,
+        "seconds": default.seconds if default is not None else None,
+        "keys": keys(),
         "markers": {"start": markers.start.decode(), "end": markers.end.decode(),
                     "line_break": markers.line_break.decode()},
         "spellings": names(),

@@ -35,7 +35,8 @@ PROCESSOR = "custom_logit_processor"
 _NAMES = (FIELD, *ALIASES)
 _THINKING = frozenset({"think", "thinking", "thought", "thoughts", "reason", "reasoning"})
 _CAP = frozenset({"budget", "budgets", "limit", "limits", "max", "maximum", "cap", "ceiling", "quota"})
-_LIMIT = _CAP | {"tokens", "length", "len"}
+_EARLY = frozenset({"seconds", "deadline", "timeout", "loops"})
+_LIMIT = _CAP | _EARLY | {"tokens", "length", "len"}
 _NO_LIMIT: frozenset[str] = frozenset()
 _BARE = frozenset({"budget", "token", "tokens", "max"})
 _OURS = frozenset({*_NAMES, *NESTED, *SWITCHES, *PLACES, WRAPPER})
@@ -238,7 +239,7 @@ def _refuse_unread(source: Mapping[str, Any], where: str, known: Collection[str]
             continue
         elif _reads_like_a_budget(words, own, value, limits) and not (flat in BOOLEANS and value == 0):
             raise BudgetError(f"{where}{name}: {shown(value)} reads like a budget of thinking under a name that is not "
-                              f"known; accepted: {', '.join(names())}")
+                              f"known; accepted: {', '.join(names())}; loops and seconds are keys of {FIELD}")
         else:
             _refuse_inside(value, f"{where}{name}", limits, words, depth + 1)
 
@@ -271,16 +272,16 @@ def _is_schema(name: str, own: tuple[str, ...], value: Any) -> bool:
 
 def _reads_like_a_budget(words: tuple[str, ...], own: tuple[str, ...], value: Any, limits: frozenset[str]) -> bool:
     """The rule: a word for thinking and a word for a limit. Where every word for a limit counts, also nothing but
-    `budget` and `tokens`, or a number under a word for thinking alone. A boolean is a switch, whatever its name is.
+    `budget` and `tokens`, or a number under a word for thinking alone. A boolean is a switch, unless it is about loops.
 
     Args:
         words: of the name, and of the objects that it stands in.
         own: of the name alone.
         limits: words for a limit.
     """
-    if isinstance(value, bool):
-        return False
     said = frozenset(words)
+    if isinstance(value, bool):
+        return limits == _LIMIT and bool(said & _THINKING) and "loops" in own
     if said & _THINKING and said & limits:
         return limits == _LIMIT or not isinstance(decoded(value), bool)
     if limits != _LIMIT:

@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, LogitsProcessor
 
-from ..budget.admission import RequestRow
 from ..budget.contract import BudgetError
 from ..budget.kernels import Flag, Word, advance, mask_logits
 from ..budget.kernels.layout import INSIDE, NOT_FORCING, STATE_MASK
+from ..budget.row import RequestRow
 from .admission import build_admission
+from .ends import Ends
 from .options import Options
 from .rows import Draw, Point, Rows
 
@@ -82,6 +83,7 @@ class ThinkBudgetLogitsProcessor(LogitsProcessor):
         attended = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         prompts = [ids[kept.bool()].tolist() for ids, kept in zip(input_ids, attended, strict=True)]
         self._requests = self._admit(budgets, prompts)
+        self._ends = Ends(self._admission, self._requests, self._options.max_new_tokens)
         self._seen: torch.Tensor | None = None  # [rows, length], the history at the last call
         self._points: deque[Point] = deque(maxlen=WINDOW if len(self._prompt) == 1 else 1)  # by length, gapless
         self._device: Rows | None = None
@@ -130,6 +132,8 @@ class ThinkBudgetLogitsProcessor(LogitsProcessor):
         point = self._follow(input_ids)
         scores = scores.clone(memory_format=torch.contiguous_format)
         device = self._on(scores.device)
+        if self._ends.wanted:
+            point = replace(point, state=self._ends.state(point.state, input_ids[:, self._prompt.shape[1] :]))
         mask_logits(scores, device.rows.masked_fill(point.ended, -1), point.state, device.tables)
         self._points.append(replace(point, draw=self._move_eos(scores, point)))
         self._seen = input_ids

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ..budget.admission import Admission, RequestRow
+from ..budget.admission import Admission
 from ..budget.kernels import BudgetState, Tables
+from ..budget.row import RequestRow
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ class Verifier:
         accept_lens = draft.accept(sampled)
         if thinking is not None:
             sampled, accept_lens, _ = thinking.commit(sampled, accept_lens, accept_index(accept_lens, draft.width))
-            report_words(logits_output, thinking.device, thinking.rows, accept_lens)
+            report_words(logits_output, thinking.device, thinking.rows, accept_lens, thinking.ends)
         return sampled, accept_lens
 
     def _reads_mask(self) -> bool:

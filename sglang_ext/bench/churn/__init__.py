@@ -36,7 +36,7 @@ FULL = {"requests": 5000, "concurrency": 256}
 MAX_TOKENS = 96
 SHOWN = 10
 """Violations that are printed; the results have all."""
-OUTCOMES = ("natural", "grace", "forced", "eos", "implicit", "open", "none")
+OUTCOMES = ("natural", "grace", "forced", "eos", "implicit", "loop", "deadline", "asked", "open", "none")
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

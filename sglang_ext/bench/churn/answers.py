@@ -7,9 +7,9 @@ import shlex
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Kind = Literal["whole", "stream", "abort", "leave", "bad"]
-"""How a request is made: for a whole response, as a stream, aborted after a while, left in the middle of its stream; or
-with a budget that must be refused."""
+Kind = Literal["whole", "stream", "abort", "end", "leave", "bad"]
+"""How a request is made: for a whole response, as a stream, aborted after a while, its thinking ended after a while,
+left in the middle of its stream; or with a budget that must be refused."""
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,8 @@ class Wish:
         given: whether the request has a budget.
         message: text written before the end marker.
         answer_tokens: part of the response kept for the answer.
+        loops: loops are to end.
+        seconds: the thinking may end at any place, because its time is up.
     """
 
     given: bool = False
@@ -28,6 +30,8 @@ class Wish:
     grace_tokens: int = 0
     message: str | None = None
     answer_tokens: int | None = None
+    loops: bool = False
+    seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,7 @@ class Ask:
 
     Attributes:
         number: its place in the run.
-        delay: seconds until it is aborted, or chunks after which its client leaves.
+        delay: seconds until it, or its thinking, is ended, or chunks after which its client leaves.
         wish: its budget.
         max_new: most tokens of each response.
         choices: how many responses are asked for.

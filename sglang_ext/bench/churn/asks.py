@@ -11,13 +11,13 @@ from .answers import Ask, Kind, Wish
 from .served import Served
 
 GENERATE, CHAT, COMPLETIONS = "/generate", "/v1/chat/completions", "/v1/completions"
-KINDS: Sequence[Kind] = ("whole",) * 9 + ("stream",) * 6 + ("abort",) * 2 + ("leave",) * 2 + ("bad",)
+KINDS: Sequence[Kind] = ("whole",) * 9 + ("stream",) * 6 + ("abort",) * 2 + ("end",) * 2 + ("leave",) * 2 + ("bad",)
 MESSAGES = ("", "", "So: ", "\n\nNo time is left.\n", "Enough of this. What I have is this:\n", "Genug. ⏳ ")
 STOPS = (".", "\n\n", " the", "=", "1", "answer", "o")
 BIASES = (5, 20, 100)
 """What is added to the logit of an end that the model is to want: of thinking, or of the response."""
 LONGEST_ABORT = 1.0
-"""Seconds after which a request is aborted at the latest."""
+"""Seconds after which a request is aborted, or its thinking ended, at the latest."""
 FEW = 8
 CLOSING = 24
 """Tokens beside a message that closing a block takes at most: end marker and what follows it."""
@@ -50,7 +50,7 @@ class Maker:
         messages, ids = rng.choice(self.prompts)
         path = rng.choice((GENERATE, COMPLETIONS, CHAT, CHAT) if messages else (GENERATE, COMPLETIONS))
         kind = rng.choice(KINDS)
-        kind = "whole" if kind == "abort" and path == COMPLETIONS else kind
+        kind = "whole" if kind in ("abort", "end") and path == COMPLETIONS else kind
         max_new = rng.randint(1, self.max_tokens) if rng.random() < 0.8 else rng.randint(1, min(FEW, self.max_tokens))
         choices = rng.randint(2, 3) if kind in ("whole", "stream", "leave") and rng.random() < 0.2 else 1
         params = self._sampling(rng, max_new, choices, path)
@@ -62,7 +62,7 @@ class Maker:
             field = ""
         params |= budget
         body = self._body(path, messages, ids, params, stream=kind in ("stream", "leave"))
-        if kind == "abort":
+        if kind in ("abort", "end"):
             body["rid"] = f"churn-{self.seed}-{number}-{rng.getrandbits(32):08x}"
         if self.served.priorities:
             body["priority"] = rng.randint(0, 3)
@@ -103,10 +103,15 @@ class Maker:
         if "message" in value and rng.random() < 0.4:
             room = max_new - len(value["message"].encode()) - CLOSING
             value["answer_tokens"] = rng.randint(0, max(0, room))
+        if rng.random() < 0.15:
+            value["seconds"] = rng.choice([0, LONGEST_ABORT * rng.random() ** 2])
+            value |= rng.choice([{}, {"since": "first_token"}, {"since": "arrival"}])
+        if rng.random() < 0.15:
+            value["loops"] = True
         # A budget that an object leaves out is the server's.
         if rng.random() < 0.1 and "grace_tokens" not in value and "min_tokens" not in value:
             del value["max_tokens"]
-        return {"think_budget": value}, Wish(True, **value)
+        return {"think_budget": value}, Wish(True, **{key: part for key, part in value.items() if key != "since"})
 
     def _most(self, rng: Random, max_new: int) -> int:
         kinds: list[Callable[[], int]] = [lambda: 0, lambda: rng.randint(1, FEW), lambda: rng.randint(1, FEW),
@@ -153,5 +158,6 @@ def _bad(rng: Random, served: Served) -> tuple[dict[str, Any], str]:
     if rng.random() < 0.6:
         return _spelled(name, rng.choice(values)), name.rpartition(".")[2]
     key, value = rng.choice([("min_tokens", -1), ("min_tokens", 5), ("grace_tokens", 9), ("message", 5),
-                             ("answer_tokens", -4), ("max_token", 5), ("message", f"x{served.end.decode()}")])
+                             ("answer_tokens", -4), ("max_token", 5), ("seconds", -1), ("seconds", "8"), ("loops", 1),
+                             ("message", f"x{served.end.decode()}")])
     return {"think_budget": {"max_tokens": 4, key: value}}, key

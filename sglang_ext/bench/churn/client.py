@@ -21,9 +21,9 @@ async def send(session: aiohttp.ClientSession, url: str, ask: Ask) -> Answer:
     try:
         async with asyncio.TaskGroup() as group:
             main = group.create_task(_answer(session, url, ask, answer))
-            if ask.kind == "abort":
+            if ask.kind in ("abort", "end"):
                 await asyncio.wait([main], timeout=ask.delay)
-                await _abort(session, url, ask)
+                await (_abort if ask.kind == "abort" else _end)(session, url, ask)
     except* (aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError) as errors:
         answer.status = 0
         answer.error = "; ".join(f"{type(error).__name__}: {error}" for error in errors.exceptions)[:300]
@@ -33,6 +33,14 @@ async def send(session: aiohttp.ClientSession, url: str, ask: Ask) -> Answer:
 async def _abort(session: aiohttp.ClientSession, url: str, ask: Ask) -> None:
     async with session.post(url + "/abort_request", json={"rid": ask.body["rid"]}) as reply:
         await reply.read()
+
+
+async def _end(session: aiohttp.ClientSession, url: str, ask: Ask) -> None:
+    """The request may have come to its end, or have no budget, which is refused."""
+    async with session.post(url + "/end_thinking", json={"rid": ask.body["rid"]}) as reply:
+        await reply.read()
+        if reply.status not in (200, 400, 404):
+            raise ValueError(f"/end_thinking: status {reply.status}")
 
 
 async def _answer(session: aiohttp.ClientSession, url: str, ask: Ask, answer: Answer) -> None:

@@ -6,6 +6,7 @@ A violation is one line: the rule's name, a colon, and what was found. `docs/bud
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import islice, product
 
 from ..options import UNLIMITED
@@ -15,7 +16,7 @@ from .forced import runs
 from .placing import Placing, Seen, Verdict
 from .served import Served
 
-OUTCOMES = ("none", "natural", "grace", "forced", "eos", "implicit", "open")
+OUTCOMES = ("none", "natural", "grace", "forced", "eos", "implicit", "loop", "deadline", "asked", "open")
 MOST_PLACINGS = 200
 
 
@@ -132,8 +133,7 @@ def _reading(served: Served, ask: Ask, choice: Choice, reading: Reading, seen: S
 def _in_force(served: Served, wish: Wish) -> Wish:
     """A request's budget with the server's default where it says nothing."""
     most = served.default if wish.max_tokens is None else wish.max_tokens
-    return Wish(wish.given or served.default != UNLIMITED, most, wish.min_tokens, wish.grace_tokens, wish.message,
-                wish.answer_tokens)
+    return replace(wish, given=wish.given or served.default != UNLIMITED, max_tokens=most)
 
 
 def _limit(served: Served, ask: Ask, wish: Wish, limit: int) -> Iterator[str]:

@@ -82,7 +82,7 @@ class Placing:
                               f"written: {written!r}")
         rest = self.served.end[self._half(before) :]
         wanted = {rest} if rest != self.served.end else {self._message(r, said) + rest for r in reasons}
-        open_message = self.wish.message is None and not said and reasons & {"forced", "grace"}
+        open_message = self.wish.message is None and not said and reasons - {"eos"}
         if open_message and rest == self.served.end:
             wanted |= {self.served.end, *([] if self.seen.message else [written])}
             out.message = written.removesuffix(self.served.end) or None
@@ -102,11 +102,16 @@ class Placing:
             yield "forced"
         if wish.grace_tokens and chosen >= most - wish.grace_tokens and before.endswith(b"\n"):
             yield "grace"
+        if wish.seconds is not None:
+            yield "deadline"
+        if self.ask.kind == "end":
+            yield "asked"
         if self._limited(most) and not self.ask.ignore_eos and chosen >= min(wish.min_tokens, most):
             yield "eos"
 
     def _limited(self, most: float) -> bool:
-        return most < inf or self.wish.min_tokens > 0 or bool(self.wish.answer_tokens)
+        wish = self.wish
+        return most < inf or wish.min_tokens > 0 or bool(wish.answer_tokens) or wish.loops or wish.seconds is not None
 
     def _half(self, before: bytes) -> int:
         """Bytes of the end marker that the model had begun to write; of a marker that is one id there are none."""
@@ -145,7 +150,7 @@ class Placing:
         elif not blocks[-1].closed:
             expected = {"open"}
         elif blocks[-1] in self.runs:
-            expected = {"forced", "grace", "eos"}
+            expected = {"forced", "grace", "eos", "deadline", "asked"}
         else:
             expected = {"implicit" if blocks[-1].tool else "natural"}
         if outcome not in expected:
