@@ -109,7 +109,7 @@ def test_a_text_that_did_not_change_is_not_read_twice(watched: bool) -> None:
 
 @WAYS
 def test_a_request_at_its_limit_shortens_nobody_elses_draft(watched: bool) -> None:
-    """Reported failure 12."""
+    """A short draft of one request is no reason for a short draft of another."""
     runner = StandInRunner(slots=16)  # two pages: one each
     d = drafter(runner, watched)
     long, short = confirmed(d, "long", [1, 2, 3, 4, 5, 6]), confirmed(d, "short", [7, 8])

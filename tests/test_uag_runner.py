@@ -141,7 +141,7 @@ def main(target: str, draft: str, *flags: str) -> None:
     from sglang.srt.runtime_context import SpawnRanks, publish
     from sglang.srt.server_args import PortArgs, prepare_server_args
 
-    from sglang_ext.uag.pair import Pair
+    from sglang_ext.uag.pair import Pair, free_memory
 
     load_plugins()
     args = prepare_server_args([
@@ -159,7 +159,7 @@ def main(target: str, draft: str, *flags: str) -> None:
     pair, runner = Pair.load(worker.tokenizer, worker.model_runner.model_config), DraftRunner(args, 0, port, 1)
     memory = psutil.virtual_memory()
     psutil.virtual_memory = lambda: memory  # what else runs on this machine must not change between two looks
-    tokens, model = pair.pool_tokens(worker.model_runner, runner), worker.model_runner
+    tokens, model = pair.pool_tokens(worker.model_runner, runner, free_memory(worker.model_runner)), worker.model_runner
     free = model.kv_cache_configurator._profile_available_bytes(model.pre_model_load_memory) if not flags else 0
     runner.allocate(min(tokens, 128), 3)
     print(json.dumps({"tokens": tokens, "ratio": pair.draft_tokens_per_target_token, "free": free,

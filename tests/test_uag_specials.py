@@ -26,7 +26,7 @@ def test_the_same_token() -> None:
 
 
 def test_ends_have_ids_of_their_own() -> None:
-    """Failure 3: the target's end must not reach a draft that ends with another id."""
+    """The target's end must not reach a draft that ends with another id."""
     to_draft, to_target = both_ways(made("<|im_end|>", "<|im_start|>"), made("</s>", "<unk>"))
     assert to_draft == {"<|im_end|>": "</s>", "<|im_start|>": None}
     assert to_target == {"</s>": "<|im_end|>"}

@@ -116,7 +116,7 @@ def test_a_drafts_own_tokens_become_the_targets_own(target: str, draft: str, bef
 @given(data=st.data())
 @settings(max_examples=150, deadline=None)
 def test_whatever_ids_come_nothing_raises(data: st.DataObject) -> None:
-    """Failure 7: ids are translated or left out, never taken for others, and never outside the target's vocabulary."""
+    """Ids are translated or left out, never taken for others, and never outside the target's vocabulary."""
     target, draft = data.draw(st.sampled_from([(a, b) for a in ABLE for b in (*ABLE, "wordpiece")]))
     ours, theirs = vocabulary(target), vocabulary(draft)
     view = draft_context(translator(target, draft))
@@ -224,7 +224,7 @@ def test_a_control_token_that_the_draft_writes_as_text() -> None:
 
 @pytest.mark.parametrize(("target", "draft"), [("mistral", "tekken"), ("tekken", "mistral"), ("always", "smollm2")])
 def test_the_start_of_text_is_the_drafts_own(target: str, draft: str) -> None:
-    """Failure 2: one start of text, at the start, by the draft's policy; the target's is not read."""
+    """One start of text, at the start, by the draft's policy; the target's is not read."""
     ours, theirs = vocabulary(target), vocabulary(draft)
     view = draft_context(translator(target, draft))
     body = b"The fox"
@@ -302,7 +302,7 @@ def test_identity_with_a_padded_vocabulary() -> None:
 
 
 def test_equal_sizes_are_not_equal_vocabularies() -> None:
-    """Failure 11."""
+    """Vocabularies of one size are not for that reason the same."""
     other: Any = byte_level(special=("<|end|>", "<|other|>"))
     ours, theirs = vocabulary("byte-level"), Vocabulary.of(other)
     assert len(ours.pieces) == len(theirs.pieces)
@@ -311,7 +311,7 @@ def test_equal_sizes_are_not_equal_vocabularies() -> None:
 
 
 def test_the_tokenizer_objects_that_serve_are_read() -> None:
-    """Failure 8: a token added to the object is in the map, whatever a revision's files say."""
+    """A token added to the object is in the map, whatever a revision's files say."""
     changed: Any = byte_level()
     changed.add_special_tokens({"additional_special_tokens": ["<|new|>"]})
     ours, theirs = Vocabulary.of(changed), made("</s>", "<|new|>")

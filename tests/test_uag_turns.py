@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_ext.uag.proposer import DraftRequest, ids_between, may_draft, tokens_in_flight
+from sglang_ext.uag.draft_request import DraftRequest, ids_between, may_draft, tokens_in_flight
 
 WIDTH = 4
 

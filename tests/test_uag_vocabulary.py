@@ -162,7 +162,7 @@ def test_a_start_of_text_that_the_tokenizer_does_not_put() -> None:
 
 
 def test_padded_vocabulary() -> None:
-    """Failure 11 is its counterpart: there the size was all that was compared."""
+    """Unlike vocabularies of one size, these are the same."""
     padded = Vocabulary.of(tokenizer("byte-level"), size=512)
     assert len(padded.pieces) == 512
     assert padded.pieces[-1] == b""
@@ -178,7 +178,7 @@ def test_faults() -> None:
 
 
 def test_the_serving_tokenizer_stays_as_it_is() -> None:
-    """Failure 4 of the field, for tokenizers: a shared object is never changed."""
+    """A shared object is never changed."""
     theirs: Any = byte_level()
     before = theirs.backend_tokenizer.to_str(), theirs.encode("<|end|> a")
     Vocabulary.of(theirs).encode(b"<|end|> a", start=True)

@@ -36,7 +36,6 @@ def _worker(server_args: Any) -> type:
 
 
 def _algorithm() -> type:
-    from sglang.srt.managers.overlap_utils import FutureMap
     from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
     class UagAlgorithm(CustomSpecAlgo):
@@ -58,8 +57,10 @@ def _algorithm() -> type:
         def get_platform_worker_cls(self, *args: Any, **kwargs: Any) -> None:
             return None
 
-        def create_future_map(self, device: Any, *args: Any, **kwargs: Any) -> FutureMap:
-            return FutureMap(device, self, *args, **kwargs)
+        def create_future_map(self, device: Any, *args: Any, **kwargs: Any) -> Any:
+            from .relay import UagFutureMap
+
+            return UagFutureMap(device, self, *args, **kwargs)
 
         def handle_server_args(self, server_args: Any) -> None:
             set_defaults(server_args)

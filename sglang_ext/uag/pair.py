@@ -21,6 +21,9 @@ logger = logging.getLogger(__name__)
 SAMPLE = ("The harbour office opens at half past six. Mrs. Halloran keeps 214 keys there, and a cat.\n\n"
           "def total(rows):\n    return sum(row.price * row.count for row in rows)\n\n数字 12345. ¿Qué tal, Łódź?\n")
 """Text by which the tokens of two vocabularies are compared when a pool is sized."""
+TEXT_TOKENS = 4096
+"""The target's tokens of a running request, on average, that the draft's pool has room for. Longer texts fit as long as
+others are shorter; a request without room has no drafts."""
 LATENT_ONLY = frozenset({"flashmla", "trtllm_mla", "cutedsl_mla"})
 HEADS_ONLY = frozenset({"trtllm_mha", "hpc_ops"})
 ONE_FAMILY = frozenset({"dsa", "nsa", "qsa", "dsv4", "compressed", "minicpm_flashattn", "minicpm_flashinfer",
@@ -85,21 +88,19 @@ class Pair:
         ours, theirs = (len(t.encode(SAMPLE, add_special_tokens=False)) for t in (self.target, self.draft))
         return theirs / max(ours, 1)
 
-    def pool_tokens(self, target: Any, draft: Any) -> int:
-        """Size of the draft's pool, in its tokens: enough for the text that the target's pool will hold.
+    def pool_tokens(self, target: Any, draft: Any, free: int | None) -> int:
+        """Size of the draft's pool, in its tokens: enough for the text that the target's pool will hold, and no more
+        than the running requests need where each has a text of TEXT_TOKENS.
 
         Args:
             target: sglang's model runner.
             draft: the `DraftRunner`. The weights of both are loaded and their pools are not made.
-
-        Raises:
-            ValueError: the weights of both leave no memory.
+            free: bytes for both pools; None where an operator gave the size of the target's.
         """
         ratio = max(self.draft_tokens_per_target_token, 0.25) * 1.1
-        given = get_schedule().max_total_tokens
-        if given is None:
-            given = shared_tokens(target, draft, ratio)
-        most = get_schedule().max_running_requests * self.draft_config.context_len
+        given = get_schedule().max_total_tokens if free is None else shared_tokens(target, draft, ratio, free)
+        text = min(self.draft_config.context_len, int(TEXT_TOKENS * ratio))
+        most = get_schedule().max_running_requests * text
         return max(min(int(given * ratio), most), get_schedule().page_size * 2)
 
     def summary(self, translator: Translator) -> str:
@@ -124,15 +125,28 @@ def load_tokenizer(flag: str, path: str, revision: str | None, trust_remote_code
         raise ValueError(f"{flag} {path}: no tokenizer, and UAG translates between two ({reason})") from None
 
 
-def shared_tokens(target: Any, draft: Any, ratio: float) -> int:
-    """Tokens that the target's pool can hold if the draft's holds `ratio` times as many.
+def free_memory(target: Any) -> int | None:
+    """Bytes that are free for pools beside the weights that are loaded, the least of all ranks. Every rank has to ask.
+
+    Returns:
+        None where an operator gave the size of the target's pool.
+
+    Raises:
+        ValueError: the weights leave no memory.
+    """
+    if get_schedule().max_total_tokens is not None:
+        return None
+    target.init_kv_cache_configurator()
+    return int(target.kv_cache_configurator._profile_available_bytes(target.pre_model_load_memory))
+
+
+def shared_tokens(target: Any, draft: Any, ratio: float, free: int) -> int:
+    """Tokens that the target's pool can hold if the draft's holds `ratio` times as many, in so many bytes.
 
     sglang's own accounts say how many tokens fit where one pool has all of the memory, whatever a layer keeps of a
     token: heads, a latent, less bits.
     """
-    target.init_kv_cache_configurator()
     account = target.kv_cache_configurator
-    free = account._profile_available_bytes(target.pre_model_load_memory)
     return max(int(1 / (1 / tokens_in(account, free) + ratio / draft.tokens_in(free))), 1)
 
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import time
-from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-import torch
-
+from .draft_request import DraftRequest, ids_between, may_draft, num_in_flight, tokens_in_flight
 from .draft_state import NO_TOKENS, Counts, DraftState
 from .drafter import Drafter
 
@@ -18,63 +15,26 @@ FORGOTTEN_AFTER = 64
 
 
 class _Launched(NamedTuple):
-    """The target's step that was launched last."""
+    """The target's step that was launched last.
+
+    `pipelined`: the step before it was still running.
+    """
 
     kind: Literal["plain", "verify"]
     batch: int
     width: int
     start: float
     began: float  # its draft
+    draft_seconds: float
     requests: list[Counts]
-
-
-@dataclass
-class DraftRequest:
-    """One request in one step.
-
-    Attributes:
-        output: ids of the response so far, those included that the engine has not processed yet.
-        max_tokens: tokens that the draft model may propose, the budget aside.
-        max_forced: tokens that a forced sequence may have in one step.
-        state: its state of drafting; None where it may not be drafted for.
-        lookahead: what its think budget does next; None where it has none.
-    """
-
-    req: Any
-    output: Sequence[int]
-    max_tokens: int
-    max_forced: int
-    state: DraftState | None = None
-    lookahead: Any = None
-
-    @classmethod
-    def of(cls, req: Any, unprocessed: Sequence[int], width: int) -> DraftRequest:
-        """A request with nothing drafted.
-
-        Args:
-            unprocessed: tokens that the engine has not added to the response yet.
-            width: of the widest verification.
-        """
-        output = req.output_ids + array("q", unprocessed) if unprocessed else req.output_ids
-        left = req.sampling_params.max_new_tokens - len(output) - 1
-        think = getattr(req, "think", None)
-        lookahead = think.outlook(output) if think is not None else None
-        return cls(req, output, max(min(width - 1, left), 0) if may_draft(req) else 0,
-                   0 if samples_token_by_token(req) else width - 1, lookahead=lookahead)
-
-    @property
-    def limit(self) -> int:
-        """Tokens that the draft model may propose: none from the budget's limit on."""
-        left = None if self.lookahead is None else self.lookahead.left
-        return self.max_tokens if left is None else min(self.max_tokens, left)
-
-    def complete(self, tokens: Sequence[int]) -> list[int]:
-        """The draft tokens as they can stand in the output: where a budget forces ids, these."""
-        return list(tokens) if self.lookahead is None else self.lookahead.complete(tokens, self.max_forced)
+    pipelined: bool
 
 
 class Proposer:
     """Draft tokens for the engine's batches. It runs on the first rank alone.
+
+    A step in which nobody drafts and nothing is forced does not wait for the step before it: the last tokens stay on
+    the device, and what was confirmed is looked at when it is needed.
 
     Args:
         drafter: drafts of all requests.
@@ -121,36 +81,52 @@ class Proposer:
                 req.uag = Counts()
                 continue
             state = self._state(req)
-            state.submitted = NO_TOKENS  # what was in flight when the request was retracted is not known
+            if state.num_confirmed > len(req.origin_input_ids_unpadded) + len(req.output_ids):
+                state = self._renewed(req)  # a retraction dropped tokens that were in flight
+            state.submitted = NO_TOKENS  # what became of it is not known
             state.confirm(ids_between(req, req.output_ids, state.num_confirmed, req.extend_end))
             states.append(state)
         self._drafter.prefill(states)
 
-    def propose(self, batch: Any) -> list[list[int]]:
-        """[n] chains of 1 to `width` ids to verify now: each request's last token, and its draft tokens."""
-        unprocessed = tokens_in_flight(batch) if self._overlap else [()] * len(batch.reqs)
-        self.measure()
+    def propose(self, batch: Any) -> list[list[int]] | None:
+        """Tokens to verify now, [n] chains of 1 to `width` ids: each request's last token, and its draft tokens. None
+        where nobody drafts and nothing is forced."""
+        requests = self._requests(batch, num_in_flight(batch) if self._overlap else None)
+        pending = any(request.in_flight for request in requests)
+        if pending and any(request.needs_tokens for request in requests):
+            requests, pending = self._known(batch), False
+        self.measure(ended=not pending)
         began = time.perf_counter()
-        requests = self._requests(batch, unprocessed)
-        drafts = self._drafts(requests)
-        longest = 1 + max(map(len, drafts))
-        counts = [request.state.counts for request in requests if request.state is not None]
-        self._launched = _Launched("plain" if longest == 1 else "verify", len(drafts),
-                                   self._width if self._fixed_width else longest, time.perf_counter(), began, counts)
+        if not pending:
+            self._observe(requests)
+        wanted = self._wanted(requests)
+        if pending and any(wanted):
+            requests, pending = self._known(batch), False
+            wanted = [min(want, request.limit) for want, request in zip(wanted, requests, strict=True)]
+        drafts = [list(request.forced) for request in requests]
+        if any(wanted):
+            self._draft(requests, wanted, drafts)
+        self._launch(requests, drafts, began, self._drafter.seconds if any(wanted) else 0.0, pending)
+        if not any(drafts):
+            return None
         return [[int(request.output[-1]), *draft] for request, draft in zip(requests, drafts, strict=True)]
 
-    def measure(self) -> None:
-        """Note how long the last step took, once it has ended: on the CPU right away, on a GPU when the next step has
-        its tokens."""
-        if self._launched is not None:
-            kind, batch, width, start, began, requests = self._launched
-            now = time.perf_counter()
-            self._drafter.lengths.timed(kind, batch, width, now - start)
-            for counts in requests:
-                counts.draft_seconds += self._drafter.seconds
-                counts.target_seconds += now - start
-                counts.round_seconds += now - began
-            self._launched = None
+    def measure(self, *, ended: bool) -> None:
+        """Note how long the last step took.
+
+        Args:
+            ended: whether it has ended. On the CPU it has right away; on a GPU where this step waited for its tokens.
+                Else the time between two launches is known, which is a step's where both were pipelined.
+        """
+        launched, self._launched = self._launched, None
+        if launched is None or launched.pipelined is ended:
+            return
+        now = time.perf_counter()
+        self._drafter.lengths.timed(launched.kind, launched.batch, launched.width, now - launched.start)
+        for counts in launched.requests:
+            counts.draft_seconds += launched.draft_seconds
+            counts.target_seconds += now - launched.start
+            counts.round_seconds += now - launched.began
 
     def _forget(self, rids: Iterable[str]) -> None:
         rids = list(rids)
@@ -164,80 +140,72 @@ class Proposer:
         req.uag = state.counts = getattr(req, "uag", state.counts)  # they outlive a state lost by retraction
         return state
 
-    def _requests(self, batch: Any, unprocessed: Sequence[Sequence[int]]) -> list[DraftRequest]:
-        """The batch's requests, with what was confirmed since the last step."""
-        requests = []
-        for req, late in zip(batch.reqs, unprocessed, strict=True):
-            request = DraftRequest.of(req, late, self._width)
-            if may_draft(req):
-                request.state = self._confirm(req, request.output)
-            requests.append(request)
-        return requests
+    def _renewed(self, req: Any) -> DraftState:
+        """A new state of a request, whose old one has read another text."""
+        self._forget([req.rid])
+        return self._state(req)
 
-    def _confirm(self, req: Any, output: Sequence[int]) -> DraftState:
-        prompt = req.origin_input_ids_unpadded
-        state = self._state(req)
-        if state.num_confirmed > len(prompt) + len(output):  # retraction dropped tokens that were in flight
-            self._forget([req.rid])
-            state = self._state(req)
-        new = ids_between(req, output, state.num_confirmed, len(prompt) + len(output))
-        state.confirm(new)
-        self._drafter.observe(state, max(len(new) - 1, 0))
-        return state
+    def _requests(self, batch: Any, in_flight: Sequence[int] | None) -> list[DraftRequest]:
+        """The batch's requests, as far as the host knows them."""
+        counts = in_flight if in_flight is not None else [0] * len(batch.reqs)
+        return [self._with_state(DraftRequest.of(req, (), self._width, count))
+                for req, count in zip(batch.reqs, counts, strict=True)]
 
-    def _drafts(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
-        """Draft tokens. A sequence that the budget forces is a draft that needs no model."""
-        drafts = [request.complete(()) for request in requests]
+    def _known(self, batch: Any) -> list[DraftRequest]:
+        """The batch's requests with all their tokens. Waits for the last step to end."""
+        return [self._with_state(DraftRequest.of(req, late, self._width))
+                for req, late in zip(batch.reqs, tokens_in_flight(batch), strict=True)]
+
+    def _with_state(self, request: DraftRequest) -> DraftRequest:
+        if may_draft(request.req):
+            request.state = self._state(request.req)
+        return request
+
+    def _observe(self, requests: Sequence[DraftRequest]) -> None:
+        """Learn from the drafts of the last step. A state has confirmed all that stood before its draft."""
+        for request in requests:
+            if request.state is not None and request.state.submitted.requested:
+                self._drafter.observe(request.state, max(request.length - request.state.num_confirmed - 1, 0))
+
+    def _wanted(self, requests: Sequence[DraftRequest]) -> list[int]:
+        """[n] tokens that the draft model is to propose; none where a budget forces some."""
         asked = [(i, request, request.state) for i, request in enumerate(requests)
-                 if request.state is not None and not drafts[i] and request.limit]
-        states = [state for _, _, state in asked]
-        planned = self._drafter.plan(states, [state.num_confirmed for state in states], len(requests))
-        wanted = [min(plan, request.limit) for plan, (_, request, _) in zip(planned, asked, strict=True)]
-        written = self._drafter.draft(states, wanted, len(requests))
-        for (i, request, state), tokens in zip(asked, written, strict=True):
+                 if request.state is not None and not request.forced and request.limit]
+        planned = self._drafter.plan([state for _, _, state in asked], [request.length for _, request, _ in asked],
+                                     len(requests)) if asked else []
+        wanted = [0] * len(requests)
+        for plan, (i, request, _) in zip(planned, asked, strict=True):
+            wanted[i] = min(plan, request.limit)
+        return wanted
+
+    def _draft(self, requests: Sequence[DraftRequest], wanted: Sequence[int], drafts: list[list[int]]) -> None:
+        """Put the draft model's tokens into `drafts`. Those that a budget forces are a draft that needs no model."""
+        chosen = [(i, request, self._confirmed(request)) for i, request in enumerate(requests) if wanted[i]]
+        written = self._drafter.draft([state for _, _, state in chosen], [wanted[i] for i, _, _ in chosen],
+                                      len(requests))
+        for (i, request, state), tokens in zip(chosen, written, strict=True):
             drafts[i] = request.complete(tokens.ids)
             state.submitted = tokens.cut(sum(1 for a, b in zip(drafts[i], tokens.ids, strict=False) if a == b))
+
+    def _confirmed(self, request: DraftRequest) -> DraftState:
+        """The request's state, with all of its tokens confirmed."""
+        state = request.state
+        assert state is not None
+        assert not request.in_flight
+        if state.num_confirmed > request.length:
+            request.state = state = self._renewed(request.req)
+        state.confirm(ids_between(request.req, request.output, state.num_confirmed, request.length))
+        return state
+
+    def _launch(self, requests: Sequence[DraftRequest], drafts: Sequence[Sequence[int]], began: float,
+                draft_seconds: float, pipelined: bool) -> None:
+        counts = []
         for request, draft in zip(requests, drafts, strict=True):
             if request.state is not None:
+                counts.append(request.state.counts)
                 proposed = len(request.state.submitted.ids)
-                request.state.counts.launch(proposed, len(draft) - proposed)
-        return drafts
-
-
-def tokens_in_flight(batch: Any) -> list[Sequence[int]]:
-    """Tokens of each request that are not in `output_ids` yet: overlap scheduling processes a result while the next
-    forward runs. Waits for the last step to end.
-
-    The relay holds each request's last step, which may have been processed since: a prefill may stand between. The
-    length of the text tells.
-    """
-    lens = batch.seq_lens_cpu.tolist()  # without the last token, which has no keys and values yet
-    missing = [n + 1 - len(req.origin_input_ids) - len(req.output_ids)
-               for n, req in zip(lens, batch.reqs, strict=True)]
-    if max(missing) <= 0:
-        return [()] * len(lens)
-    relay = batch.spec_info
-    rows = torch.cat([relay.accept_tokens.view(len(lens), -1), relay.accept_lens[:, None]], 1).tolist()
-    return [row[: row[-1]][-count:] if count > 0 else () for row, count in zip(rows, missing, strict=True)]
-
-
-def ids_between(req: Any, output: Sequence[int], start: int, end: int) -> Sequence[int]:
-    """Ids `start` to `end` of prompt and output. Only these are copied."""
-    prompt = req.origin_input_ids_unpadded
-    if start >= len(prompt):
-        return output[start - len(prompt) : end - len(prompt)]
-    return [*prompt[start:end], *output[: max(end - len(prompt), 0)]]
-
-
-def may_draft(req: Any) -> bool:
-    """Whether a request can be drafted for."""
-    return not (samples_token_by_token(req) or req.finished() or req.input_embeds is not None
-                or req.multimodal_inputs is not None)
-
-
-def samples_token_by_token(req: Any) -> bool:
-    """Whether every token changes how the next is sampled: penalties and custom processors look at all of the output,
-    which a verification does not have at each draft position."""
-    params = req.sampling_params
-    penalized = params.frequency_penalty or params.presence_penalty or params.repetition_penalty != 1.0
-    return bool(penalized or params.min_new_tokens or req.custom_logit_processor)
+                counts[-1].launch(proposed, len(draft) - proposed)
+        longest = 1 + max(map(len, drafts))
+        self._launched = _Launched("plain" if longest == 1 else "verify", len(drafts),
+                                   self._width if self._fixed_width else longest, time.perf_counter(), began,
+                                   draft_seconds, counts, pipelined)

@@ -1,7 +1,7 @@
 """Tensor parallelism: the first rank drafts, and all ranks verify the same draft tokens.
 
-Draft lengths are chosen by the clock, which tells each rank something else. Every rank holds the whole draft all the
-same: a small model's heads need not be divisible, and pools are as large as the fullest rank allows anyway.
+Draft lengths are chosen by the clock, which tells each rank something else. The first rank holds the whole draft, as a
+small model's heads need not be divisible. The others hold none of it, and their pools are as large as the first's.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ class Ranks:
         """Whether this one drafts."""
         return bool(self._group.rank_in_group == 0)
 
-    def broadcast_chains(self, chains: list[list[int]] | None, n: int, width: int) -> list[list[int]]:
+    def broadcast_chains(self, chains: list[list[int]] | None, n: int, width: int) -> list[list[int]] | None:
         """The first rank's chains, on every rank.
 
         Args:
-            chains: [n], each 1 to `width` ids; None on other ranks than the first.
+            chains: [n], each 1 to `width` ids; None for a plain step, and on other ranks than the first.
             n: requests of the batch, which is the same on every rank.
         """
         if not self.several:
-            assert chains is not None
             return chains
         rows = [[0] * (width + 1)] * n if chains is None else [
             [len(chain), *chain, *[0] * (width - len(chain))] for chain in chains]
         sent = torch.tensor(rows, dtype=torch.int32)
         torch.distributed.broadcast(sent, src=self._group.ranks[0], group=self._group.cpu_group)
-        return [row[1 : 1 + row[0]] for row in sent.tolist()]
+        chains = [row[1 : 1 + row[0]] for row in sent.tolist()]
+        return chains if all(chains) else None
 
     def broadcast(self, sampled: torch.Tensor) -> torch.Tensor:
         """The first rank's samples, [n * width] int32 on the device, on every rank, as in sglang's own

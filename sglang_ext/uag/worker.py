@@ -25,13 +25,14 @@ from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 from sglang.srt.speculative.spec_utils import record_stream_for_v2_verify
 
 from ..config import Settings
-from .draft import Draft
+from .draft import Draft, to_device
 from .draft_runner import DraftRunner
 from .drafter import Drafter
 from .lengths import FixedLengths, LengthControl
-from .pair import Pair
+from .pair import Pair, free_memory
 from .proposer import Proposer
 from .ranks import Ranks
+from .relay import KnownLengths
 from .text.draft_context import draft_context
 from .text.translator import Translator
 from .verify import UagVerifyInput, Verified, Verifier
@@ -67,26 +68,30 @@ class UagWorker(BaseSpecWorker):
         self.speculative_num_draft_tokens = self.width
         runner = target_worker.model_runner
         self.device = runner.device
+        self._ranks = Ranks(get_parallel().tp_group)
+        self._verifier = Verifier(runner, self._ranks.broadcast)
+        self._fixed_width = needs_fixed_width(self.device)
+        self._overlap = not get_schedule().disable_overlap_schedule
+        self._draft: DraftRunner | None = None
+        self._proposer: Proposer | None = None
+        if not self._ranks.first:
+            free_memory(runner)
+            return
         pair = Pair.load(target_worker.tokenizer, runner.model_config)
         translator = pair.translator()
-        self._ranks = Ranks(get_parallel().tp_group)
-        draft = DraftRunner(server_args, gpu_id, nccl_port, target_worker.random_seed, self._ranks.single_rank)
-        draft.allocate(pair.pool_tokens(runner, draft), get_schedule().max_running_requests)
-        self._draft, self._verifier = draft, Verifier(runner, self._ranks.broadcast)
-        self._fixed_width = needs_fixed_width(self.device)
-        self._proposer = self._first_ranks(translator) if self._ranks.first else None
+        self._draft = draft = DraftRunner(server_args, gpu_id, nccl_port, target_worker.random_seed,
+                                          self._ranks.single_rank)
+        draft.allocate(pair.pool_tokens(runner, draft, free_memory(runner)), get_schedule().max_running_requests)
+        self._proposer = self._new_proposer(draft, translator)
         logger.info("UAG: %s", pair.summary(translator))
 
-    def _first_ranks(self, translator: Translator) -> Proposer:
-        """What drafts, which other ranks do not."""
+    def _new_proposer(self, draft: DraftRunner, translator: Translator) -> Proposer:
         lengths = FixedLengths if Settings.from_environment().uag_lengths == "fixed" else LengthControl
         chunk = get_schedule().chunked_prefill_size or 0
-        draft = translator.draft
-        drafter = Drafter(partial(draft_context, translator), {*draft.eos, *draft.special}, self._draft,
-                          lengths(self.width, fixed=self._fixed_width),
-                          chunk if chunk > 0 else 8192)
-        return Proposer(drafter, self.width, fixed_width=self._fixed_width,
-                        overlap=not get_schedule().disable_overlap_schedule)
+        ends = {*translator.draft.eos, *translator.draft.special}
+        drafter = Drafter(partial(draft_context, translator), ends, draft,
+                          lengths(self.width, fixed=self._fixed_width), chunk if chunk > 0 else 8192)
+        return Proposer(drafter, self.width, fixed_width=self._fixed_width, overlap=self._overlap)
 
     @property
     def draft_worker(self) -> None:
@@ -96,17 +101,21 @@ class UagWorker(BaseSpecWorker):
     def alloc_memory_pool(self, **pools: Any) -> None:
         """The target's pools are there; the draft's were made before, so that they were out of the account."""
         self.req_to_token_pool, self.token_to_kv_pool_allocator = self._target_worker.get_memory_pool()
+        self._known_lengths = KnownLengths.of(self.req_to_token_pool)
 
     def init_attention_backends(self) -> None:
-        self._draft.init_attention_backends()
+        if self._draft is not None:
+            self._draft.init_attention_backends()
 
     def init_cuda_graphs(self) -> None:
-        self._draft.init_cuda_graphs()
+        if self._draft is not None:
+            self._draft.init_cuda_graphs()
 
     def clear_cache_pool(self) -> None:
         """Forget every request; sglang calls this when none is left."""
-        if self._proposer is not None:
-            self._proposer.clear()
+        if self._draft is None or self._proposer is None:
+            return
+        self._proposer.clear()
         if self._draft.pool.idle:
             logger.info("UAG: draft pool empty")
         else:
@@ -136,7 +145,17 @@ class UagWorker(BaseSpecWorker):
         """The first rank's draft tokens, on every rank."""
         own = self._proposer.propose(batch) if self._proposer is not None else None
         chains = self._ranks.broadcast_chains(own, len(batch.reqs), self.width)
+        if chains is None:
+            return Draft.without(self._last_tokens(batch), self.width if self._fixed_width else 1)
         return Draft.of(chains, self.width if self._fixed_width else max(map(len, chains)), self.device)
+
+    def _last_tokens(self, batch: Any) -> torch.Tensor:
+        """[n] int, each request's last token: what the relay has on the device, where the host may not know it yet."""
+        if not self._overlap:
+            return to_device([req.output_ids[-1] for req in batch.reqs], self.device)
+        relay = batch.spec_info
+        rows = relay.accept_tokens.view(len(batch.reqs), -1)
+        return rows.gather(1, relay.accept_lens.long()[:, None] - 1)[:, 0]
 
     def _verify(self, batch: Any, draft: Draft, on_publish: Publish | None) -> Verified:
         """One forward of the target over all places, and their samples."""
@@ -163,17 +182,24 @@ class UagWorker(BaseSpecWorker):
         n, width = draft.tokens.shape
         tokens = torch.zeros(n, self.width, dtype=torch.int32, device=self.device)
         tokens[:, :width] = verified.tokens.view(n, width)
+        if self._overlap and draft.on_host is None:
+            self._known_lengths.note(batch.req_pool_indices_cpu, batch.seq_lens_cpu + 1)
+        elif self._overlap:
+            self._known_lengths.forget(batch.req_pool_indices_cpu)
         if self._proposer is not None and torch.device(self.device).type == "cpu":
-            self._proposer.measure()
+            self._proposer.measure(ended=True)
         return self._result(verified, tokens, width)
 
     def _prefill(self, batch: Any, on_publish: Publish | None) -> GenerationBatchResult:
+        """The draft's prompts first: on a GPU their launch would wait behind the target's."""
+        if self._proposer is not None:
+            self._proposer.read_prompts(batch)
+        if self._overlap:
+            self._known_lengths.note(batch.req_pool_indices_cpu, batch.seq_lens_cpu)
         forward = self._target_worker.forward_batch_generation(batch)
         new_seq_lens = batch.seq_lens.clone()
         if on_publish is not None:
             on_publish(new_seq_lens)
-        if self._proposer is not None:
-            self._proposer.read_prompts(batch)
         n = len(batch.seq_lens)
         tokens = torch.zeros(n, self.width, dtype=torch.int32, device=self.device)
         tokens[:, 0] = forward.next_token_ids
