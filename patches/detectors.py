@@ -59,6 +59,7 @@ def finish(original: Callable[..., Any], self: Any) -> Any:
     splitter: Splitter | None = getattr(self, "think_splitter", None)
     if splitter is not None:
         self._buffer += splitter.rest()
+        self._in_reasoning = splitter.thinking
     return original(self)
 
 

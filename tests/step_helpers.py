@@ -82,7 +82,7 @@ def staging(device: str) -> Call:
 def reporting(device: str) -> Call:
     """A step's words, gathered; sglang copies them with the tokens."""
     state, rows, taken = state_on(device), ids(device, N), ids(device, N, dtype=torch.int32)
-    return lambda: _DeviceWords(state.words[rows], taken).copy_to_host(lambda tensor: tensor)
+    return lambda: _DeviceWords(state.words[rows], taken, []).copy_to_host(lambda tensor: tensor)
 
 
 def verification(device: str, topk: int) -> Call:
@@ -98,7 +98,7 @@ def verification(device: str, topk: int) -> Call:
     lens = torch.ones(N, dtype=torch.int32, device=device)
 
     def call() -> Any:
-        step = Verification.of(target, verify_input, batch, None)
+        step = Verification.of(target, verify_input, batch, None, [])
         step.apply(logits)
         return step.commit(predict, lens, index)
 

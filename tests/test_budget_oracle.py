@@ -22,7 +22,7 @@ NAMES = {Outcome.NONE: "none", Outcome.NATURAL: "natural", Outcome.GRACE: "grace
 VOCAB, STEPS, ROWS = 48, 16, 3
 BEGINNINGS = ("outside", "inside", "inside", "pending")
 """How a response starts; thinking is implied for no family whose start marker begins with white space."""
-common = settings(max_examples=int((3 if INTERPRETED else 40) * SCALE), deadline=None, derandomize=SCALE <= 1,
+common = settings(max_examples=max(1, int((3 if INTERPRETED else 40) * SCALE)), deadline=None, derandomize=SCALE <= 1,
                   suppress_health_check=list(HealthCheck))
 
 

@@ -51,7 +51,7 @@ def test_a_verification_stays_on_the_device() -> None:
         batch = SimpleNamespace(seq_lens=torch.zeros(n, **kinds), req_pool_indices=torch.zeros(n, **kinds))
         device = SimpleNamespace(state=None, tables=None,
                                  nodes=lambda a, b: torch.zeros(a, b, 16, device="cuda", dtype=torch.int32))
-        step = verification.Verification.of(device, verify_input, batch, None)  # type: ignore[arg-type]
+        step = verification.Verification.of(device, verify_input, batch, None, [])  # type: ignore[arg-type]
         original, verification.commit = verification.commit, lambda tokens, last, *_: committed.append(last.shape)
         try:
             predict, lens, index = step.commit(torch.zeros(n * width, device="cuda", dtype=torch.int32),

@@ -53,8 +53,10 @@ class Splitter:
         return thought.decode(errors="replace"), answer.decode(errors="replace")
 
     def rest(self) -> str:
-        """What still waits, as the response is over."""
+        """What still waits, as the response is over. A block that is only implied has no token yet, so a piece of its
+        start marker is no thinking."""
         held, self._held = self._held, b""
+        self.thinking = self.thinking and not self._machine.words[self._state] & PENDING
         return held.decode(errors="replace")
 
     def _byte(self, byte: int) -> tuple[bytes, bytes]:
