@@ -168,7 +168,8 @@ def test_a_stop_string_ends_the_count(scripted_server: servers.Server) -> None:
 
 def test_a_server_says_what_it_serves(scripted_server: servers.Server) -> None:
     expected = {
-        "default": -1, "max": None, "answer_tokens": "auto",
+        "default": -1, "max": None, "answer_tokens": "auto", "loops": False, "seconds": None,
+        "keys": ["max_tokens", "min_tokens", "grace_tokens", "message", "answer_tokens", "loops", "seconds", "since"],
         "markers": {"start": "<think>", "end": "</think>", "line_break": ""}, "spellings": names(),
         "effort": {"low": 2, "medium": "25%", "high": -1},
     }
