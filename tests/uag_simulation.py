@@ -140,7 +140,7 @@ class Server:
         self.done += self.written[k]
         self.requests[k], self.number[k], self.written[k] = RequestStats(), self.number[k] + len(self.number), 0
         self.behind[k] = float(prompt)
-        if not prompt or self.control.off:
+        if not prompt or not self.control.worth_reading(prompt):
             return 0.0
         self.behind[k] = 0.0
         return self.timed("draft_extend", 1, prompt, self.machine.draft_extend(1, prompt))

@@ -70,7 +70,8 @@ class Drafter:
         try:
             for state in states:
                 state.translate()
-            self._read([s for s in states if s.context.unavailable_reason is None and self._reserve(s)], self._chunk)
+            self._read([s for s in states if s.context.unavailable_reason is None
+                        and self.lengths.worth_reading(len(s.missing)) and self._reserve(s)], self._chunk)
         except Exception as error:
             self._failed(states, error)
 

@@ -37,7 +37,7 @@ from .step_times import Floats, Kind, StepTimes, bucket
 
 _GAIN = 1.02  # a draft must promise this speed-up
 _SHARE = 1 / 64  # of the time, that drafts made to learn and plain steps made to be timed may lose
-_SAVED = 1.0  # plain steps
+_SAVED = 1.5  # plain steps
 _AHEAD = 32  # steps, at least, for which a request is expected to go on; one that went on for longer goes on as long
 _DOUBT = 2048  # steps without drafts after which they may have become twice as fast
 _STILL = 16  # steps for which a decision not to draft stands, where nothing is learned
@@ -94,18 +94,12 @@ class _Choice:
     costs: Floats = field(default_factory=lambda: np.ones(1))
 
 
-@dataclass(frozen=True)
-class _Offers:
-    """What the sources of a batch's requests promise: of each request the best that costs steps, and the best of those
-    that cost nothing; -1 where it has none.
+class _Offer(NamedTuple):
+    """What a request's source promises: `tokens` [width] are expected of a draft, by length."""
 
-    Attributes:
-        tokens: [2, requests, width] expected of a draft, by length.
-        source: [2, requests].
-    """
-
+    source: int
+    stats: RequestStats
     tokens: Floats
-    source: list[list[int]]
 
 
 class LengthControl:
@@ -142,10 +136,14 @@ class LengthControl:
     @property
     def off(self) -> bool:
         """Whether drafting does not pay, nor would for new requests: the draft need not read their prompts."""
-        if self._last.speed_up > 1 or self._times.draft(1, self._lengths) is None:
-            return False
-        new = [[RequestStats()]] * self._batch
-        return max(choice.speed_up for choice in self._choices(new, self._batch)) < _GAIN
+        return not self.worth_reading(0)
+
+    def worth_reading(self, ids: int) -> bool:
+        """Whether drafts would pay for a new request of whose prompt the draft reads so many ids."""
+        if self._times.draft(1, self._lengths) is None:
+            return True
+        new = [[RequestStats(behind=float(ids))]] * self._batch
+        return max(choice.speed_up for choice in self._choices(new, self._batch)) >= _GAIN
 
     def plan(self, requests: Sequence[RequestStats], batch: int | None = None) -> list[int]:
         """`plan_sources` where each request has one source. Returns tokens of the target to draft for each."""
@@ -256,10 +254,11 @@ class LengthControl:
         if best.speed_up >= _GAIN or (best.planned and best.loss < 0 and best.costs.max() <= 1):
             return _Choice(best.speed_up) if self._plain_is_due(best.speed_up) else best
         self._nothing = now
-        worth = [self._information(choice, requests) - choice.loss for choice in choices]
-        probe = choices[int(np.argmax(worth))] if worth and max(worth) > 0 else _Choice()
-        self._price = probe.loss
-        return _Choice(1.0, probe.planned) if probe.loss <= self._credit else _Choice()
+        worth = {self._information(choice, requests) - choice.loss: choice for choice in choices}
+        probes = {more: choice for more, choice in worth.items() if more > 0}
+        self._price = min((probe.loss for probe in probes.values()), default=0.0)
+        paid = [more for more, probe in probes.items() if probe.loss <= self._credit]
+        return _Choice(1.0, probes[max(paid)].planned) if paid else _Choice()
 
     def _look(self, requests: Sequence[Sequence[RequestStats]]) -> None:
         """What is known is older by the steps that were made since the last look."""
@@ -293,48 +292,48 @@ class LengthControl:
 
         What the draft has to read for a request is paid over the steps that are expected to follow.
         """
-        times, plain, offers = self._times, self._times.plain(batch), self._offers(requests)
-        (model, free), (model_source, free_source) = offers.tokens, offers.source
-        able = [i for i, source in enumerate(model_source) if source >= 0]
-        stats = {i: requests[i][model_source[i]] for i in able}
-        read = {i: times.read(stats[i].behind) / plain for i in able}
-        rent = {i: read[i] / stats[i].ahead for i in able}
-        order = sorted(able, key=lambda i: batch * rent[i] + free[i, -1] - model[i, -1])
+        times, plain = self._times, self._times.plain(batch)
+        model, free = self._offers(requests)
+        read = {i: times.read(offer.stats.behind) / plain for i, offer in model.items()}
+        rent = {i: read[i] / offer.stats.ahead for i, offer in model.items()}
+        nothing = np.zeros(self.width)
+        worth = {i: offer.tokens - free[i].tokens if i in free else offer.tokens for i, offer in model.items()}
+        order = sorted(model, key=lambda i: batch * rent[i] - float(worth[i][-1]))
         target = times.target(batch) / plain
         widest = self.width if self._fixed else min(2 * times.widest(batch), self.width)
         choices = []
         for count in _counts(len(order)):
             who = order[:count]
-            others = [i for i, source in enumerate(free_source) if source >= 0 and i not in who]
+            others = [i for i in free if i not in who]
             if not who and not others:
                 continue
-            draft = self._draft(batch, [stats[i].steps_per_token for i in who])
+            draft = self._draft(batch, [model[i].stats.steps_per_token for i in who])
             k = np.arange(1, widest) if who else np.zeros(1, int)
-            k_free = np.arange(0 if who else 1, widest)[:, None] if others else np.zeros((1, 1), int)
-            costs = draft[k] + target[np.maximum(k, k_free)]  # [lengths of free drafts, of the model's]
-            tokens = 1 + (free[others].sum(axis=0)[k_free] + model[who].sum(axis=0)[k]) / batch
-            speed_ups = tokens / (costs + sum(rent[i] for i in who))
-            at = np.unravel_index(int(np.argmax(speed_ups)), speed_ups.shape)
-            length, length_free = int(k[at[1]]), int(k_free[at[0], 0])
-            planned = {i: Planned(model_source[i], length) for i in who}
-            if length_free:
-                planned |= {i: Planned(free_source[i], _at_most(requests[i][free_source[i]].most, length_free))
-                            for i in others}
-            loss = float(costs[at] - tokens[at]) + sum(read[i] for i in who)
-            choices.append(_Choice(float(speed_ups[at]), planned, loss, draft + target))
+            k_free = np.arange(0 if who else 1, widest) if others else np.zeros(1, int)
+            costs = draft[k] + target[np.maximum(k, k_free[:, None])]  # [lengths of free drafts, of the model's]
+            tokens = sum((model[i].tokens for i in who), nothing)[k] + sum((free[i].tokens for i in others), nothing)[
+                k_free, None]
+            speed_ups = (1 + tokens / batch) / (costs + sum(rent[i] for i in who))
+            row, column = divmod(int(speed_ups.argmax()), len(k))
+            planned = {i: Planned(model[i].source, int(k[column])) for i in who}
+            if k_free[row]:
+                planned |= {i: Planned(free[i].source, _at_most(free[i].stats.most, int(k_free[row]))) for i in others}
+            loss = float(costs[row, column] - 1 - tokens[row, column] / batch) + sum(read[i] for i in who)
+            choices.append(_Choice(float(speed_ups[row, column]), planned, loss, draft + target))
         return choices
 
-    def _offers(self, requests: Sequence[Sequence[RequestStats]]) -> _Offers:
-        tokens = np.zeros((2, len(requests), self.width))
-        source = [[-1] * len(requests), [-1] * len(requests)]
+    def _offers(self, requests: Sequence[Sequence[RequestStats]]) -> tuple[dict[int, _Offer], dict[int, _Offer]]:
+        """By request, the best of its sources that cost steps, and of those that cost nothing."""
+        offers: tuple[dict[int, _Offer], dict[int, _Offer]] = {}, {}
         for i, sources in enumerate(requests):
             for j, stats in enumerate(sources):
-                most = _at_most(stats.most, self.width - 1)
-                gain = (self._known(stats) @ self._tokens)[np.minimum(np.arange(self.width), most)]
-                free = int(not stats.steps_per_token)
-                if most and gain[-1] > tokens[free, i, -1]:
-                    tokens[free, i], source[free][i] = gain, j
-        return _Offers(tokens, source)
+                tokens = self._known(stats) @ self._tokens
+                if stats.most is not None:
+                    tokens = tokens[np.minimum(np.arange(self.width), stats.most)]
+                kind = offers[not stats.steps_per_token]
+                if tokens[-1] > (kind[i].tokens[-1] if i in kind else 0.0):
+                    kind[i] = _Offer(j, stats, tokens)
+        return offers
 
     def _draft(self, batch: int, steps_per_token: Sequence[float]) -> Floats:
         """[width] plain steps that the model's drafts of these requests take, by length; 0 until that is measured."""
@@ -380,6 +379,9 @@ class FixedLengths:
 
     def unable(self, request: RequestStats) -> None:
         """Nothing is learned."""
+
+    def worth_reading(self, ids: int) -> bool:
+        return True
 
     def timed(self, kind: Kind, batch: int, width: int, seconds: float) -> None:
         """Nothing is learned."""
