@@ -9,7 +9,8 @@ from itertools import accumulate
 from math import ceil, exp, prod
 from operator import mul
 
-from sglang_ext.uag.lengths import LengthControl, RequestStats
+from sglang_ext.uag.lengths import LengthControl
+from sglang_ext.uag.speed_up import RequestStats
 from sglang_ext.uag.step_times import Kind
 
 LOW, HIGH = 0.2, 0.95

@@ -11,7 +11,8 @@ import torch
 from .decode_loop import DecodeLoop, DraftSequence, mean_length
 from .draft_runner import DraftRunner
 from .draft_state import NO_TOKENS, Counts, DraftState, DraftTokens
-from .lengths import FixedLengths, LengthControl
+from .fixed_lengths import FixedLengths
+from .lengths import LengthControl
 from .text.draft_context import DraftContext
 from .text.proposal import END
 

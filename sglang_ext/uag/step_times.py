@@ -121,6 +121,11 @@ class StepTimes:
         first = self._part(self._extend, requests) * self.plain(requests)
         return np.where(steps, first + (steps - 1) * self.step(requests), 0.0)
 
+    @property
+    def drafted(self) -> bool:
+        """Whether any draft was measured."""
+        return bool(self._extend)
+
     def step(self, requests: int) -> float:
         """Seconds of one more step of a draft; as long as the first until it is measured."""
         return self._part(self._step or self._extend, requests) * self.plain(requests)
