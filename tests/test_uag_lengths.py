@@ -245,7 +245,7 @@ def test_drafts_that_come_to_nothing_are_made_rarely() -> None:
         drafts += n > 0
         control.observe(stats, 0, 0, asked=n)
     assert control.off
-    assert 3 < drafts < 100
+    assert 3 < drafts < 130, "each costs an eighth of a plain step"
 
 
 def test_prompts_are_not_read_where_no_draft_can_pay() -> None:
