@@ -4,10 +4,10 @@
     python benchmarks/loops_found.py ended thoughts.jsonl [the same]
     python benchmarks/loops_found.py judge thoughts.jsonl
 
-Each prompt opens a thinking block of the demo model, which is no reasoner and soon goes round in circles. `free` lets it
-think on, `ended` asks the same with `{"loops": true}`. Both append a line of JSON for each thought, and leave out those
-that the file has: they may be stopped and go on. `judge` needs no server. A plain detector, which shares no code with
-the server's watch, looks at the ids of each thought, to their end:
+Each prompt opens a thinking block of the demo model, which is no reasoner and soon goes round in circles. `free` lets
+it think on, `ended` asks the same with `{"loops": true}`. Both append a line of JSON for each thought, and leave out
+those that the file has: they may be stopped and go on. `judge` needs no server. A plain detector, which shares no code
+with the server's watch, looks at the ids of each thought, to their end:
 
 - a thought that goes on is judged by the watch too, token by token as a server does: both find the same;
 - a thought whose loops are to be ended is ended within two cycles of the id that makes it a loop, and only then.

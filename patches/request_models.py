@@ -23,6 +23,7 @@ from .budget_fields import with_budget
 from .hook import HookError
 
 WISH = "think_wish"
+RID = "rid"
 EFFORT = "reasoning_effort"
 TEMPLATE = "chat_template_kwargs"
 SWITCHES: Mapping[str, bool | str] = {"enable_thinking": False, "thinking": False, "thinking_mode": "disabled"}
@@ -47,6 +48,15 @@ def read_wish(model: Any) -> None:
 
     model.__get_pydantic_core_schema__ = classmethod(schema)
     model.model_rebuild(force=True)
+
+
+def read_named_wish(model: Any) -> None:
+    """The same for a request model that has no id of its own, so that a client can give one."""
+    from pydantic.fields import FieldInfo
+
+    add_field(model, RID, default=None)
+    model.model_fields[RID] = FieldInfo.from_annotated_attribute(str | None, None)
+    read_wish(model)
 
 
 def _collected(values: Any, fields: frozenset[str]) -> Any:
@@ -192,6 +202,7 @@ def convert_messages_request(original: Callable[..., Any], self: Any, anthropic_
         current().admit(given, anthropic_request.max_tokens)
     chat_request = original(self, _without_sglangs_part(anthropic_request, wish))
     setattr(chat_request, WISH, wish)
+    chat_request.rid = getattr(anthropic_request, RID)
     if wish.off is not None:
         chat_request.chat_template_kwargs = {**(chat_request.chat_template_kwargs or {}), **SWITCHES}
     return chat_request
