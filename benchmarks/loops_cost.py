@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import statistics
 import sys
 import tempfile
@@ -59,6 +60,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--url")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # whatever ends the run ends the server
     if args.url:
         measure(args.url, args)
         return 0

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import tempfile
 from collections import Counter
@@ -78,11 +79,14 @@ def ask(args: argparse.Namespace, url: str) -> None:
     known = thoughts(args.file)[loops]
     questions = [a.format(thing) for thing in THINGS for a in ASKS][: args.prompts]
     bodies = {q: body(tokenizer, q, args.new, loops) for q in questions if q not in known}
-    with ThreadPoolExecutor(args.batch) as pool:
+    pool = ThreadPoolExecutor(args.batch)
+    try:
         asked = {pool.submit(thought, url, request): question for question, request in bodies.items()}
         for done in as_completed(asked):
             with args.file.open("a") as file:
                 file.write(json.dumps({"question": asked[done], "loops": loops, **done.result()}) + "\n")
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)  # a run that is stopped waits for nothing
 
 
 def thoughts(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -157,6 +161,7 @@ def main() -> int:
     parser.add_argument("--batch", type=int, default=50)
     parser.add_argument("--url")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # whatever ends the run ends the server
     if args.what == "judge":
         return judge(args.file)
     if args.url:
