@@ -52,19 +52,19 @@ def end(server: servers.Server, rid: str, **more: Any) -> requests.Response:
 def while_running(server: servers.Server, bodies: list[dict[str, Any]],
                   act: Callable[[], Any]) -> tuple[list[dict[str, Any]], Any]:
     """Results of streamed requests, and of what is done once each of them has brought something."""
-    begun = threading.Barrier(len(bodies) + 1)
+    begun, url = threading.Barrier(len(bodies) + 1), server.url  # a shared server starts here, if none has used it
 
     def stream(body: dict[str, Any]) -> dict[str, Any]:
-        with requests.post(server.url + "/generate", json={**body, "stream": True}, stream=True,
+        with requests.post(url + "/generate", json={**body, "stream": True}, stream=True,
                            timeout=120) as response:
             lines = (line[6:] for line in response.iter_lines() if line.startswith(b"data: {"))
             first = list(islice(lines, 4))
-            begun.wait(60)
+            begun.wait(120)
             return json.loads([*first, *lines][-1])  # type: ignore[no-any-return]
 
     with ThreadPoolExecutor(len(bodies)) as pool:
         results = [pool.submit(stream, body) for body in bodies]
-        begun.wait(60)
+        begun.wait(120)
         done = act()
         return [result.result() for result in results], done
 
