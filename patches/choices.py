@@ -15,6 +15,8 @@ from typing import Any
 CALL = "think_call"
 """Key in sampling parameters, as long as they are in the process that serves HTTP: the id of all that was asked for at
 once."""
+ENDPOINT = "think_endpoint"
+"""The same: an OpenAI endpoint asks, whose client knows the ids of the parts as the response's."""
 NAMES_KEY, RESPONSE_KEY = "think_names", "think_response"
 """Keys in `custom_params` on the way to the scheduler: the other ids of a request; the one that its own stands for."""
 
@@ -39,15 +41,15 @@ def _is_several(obj: Any, params: Any) -> bool:
     return batch or any(p.get("n", 1) != 1 for p in each)
 
 
-def carried(call: str | None, rid: str, of_endpoint: bool) -> dict[str, Any]:
+def carried(call: str | None, rid: str, endpoint: bool) -> dict[str, Any]:
     """What `custom_params` say of a request's ids.
 
     Args:
         call: id of the call that the request is a part of; None: it is all of it.
         rid: its own id before sglang gives each choice a new one.
-        of_endpoint: an OpenAI endpoint asked: the ids of its parts are those of its response.
+        endpoint: see `ENDPOINT`.
     """
-    return {NAMES_KEY: [] if call is None else [call, rid], RESPONSE_KEY: call if of_endpoint else None}
+    return {NAMES_KEY: [] if call is None else [call, rid], RESPONSE_KEY: call if endpoint else None}
 
 
 @dataclass(eq=False)

@@ -20,6 +20,7 @@ from sglang_ext.config import Settings
 
 from .asked import note
 from .budget_fields import with_budget
+from .choices import ENDPOINT
 from .hook import HookError
 
 WISH = "think_wish"
@@ -170,11 +171,12 @@ def with_checked_budget(request: Any, params: dict[str, Any], templated: bool) -
 
 
 def to_sampling_params(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-    return note(self, with_checked_budget(self, original(self, *args, **kwargs), templated=True), parsed=True)
+    params = note(self, with_checked_budget(self, original(self, *args, **kwargs), templated=True), parsed=True)
+    return {**params, ENDPOINT: True}
 
 
 def build_sampling_params(original: Callable[..., Any], self: Any, request: Any) -> dict[str, Any]:
-    return with_checked_budget(request, original(self, request), templated=False)
+    return {**with_checked_budget(request, original(self, request), templated=False), ENDPOINT: True}
 
 
 def convert_to_internal_request(original: Callable[..., Any], self: Any, request: Any, *args: Any,

@@ -17,7 +17,7 @@ from sglang_ext.budget.spelling import Off, Wish, in_parameters, read
 
 from .asked import ARRIVED_KEY, ASKED, REQUEST_KEY, Asked
 from .budget_fields import has_switch, settled, with_budget
-from .choices import CALL, carried, note_call
+from .choices import CALL, ENDPOINT, carried, note_call
 from .reasoning_parser import build_admission
 
 DEFAULT_NEW_TOKENS = 128  # SamplingParams.max_new_tokens
@@ -88,8 +88,8 @@ def create_tokenized_object(original: Callable[..., Any], self: Any, obj: Any, i
     params = getattr(obj, "sampling_params", None)
     if hasattr(obj, "max_thinking_tokens") and isinstance(params, dict):
         merged = {**(self.preferred_sampling_params or {}), **params}
-        noted, call = merged.pop(ASKED, None), merged.pop(CALL, None)
-        asked: Asked = noted or Asked()
+        asked: Asked = merged.pop(ASKED, None) or Asked()
+        call, endpoint = merged.pop(CALL, None), merged.pop(ENDPOINT, False)
         given = in_parameters(merged)
         if obj.max_thinking_tokens is not None:
             given.append(("max_thinking_tokens", obj.max_thinking_tokens))
@@ -105,7 +105,7 @@ def create_tokenized_object(original: Callable[..., Any], self: Any, obj: Any, i
             grammar = any(merged.get(name) for name in GRAMMARS)
             request = asked.settle(bool(obj.require_reasoning), grammar, input_ids or [])
             custom = obj.sampling_params["custom_params"]
-            custom |= {REQUEST_KEY: asdict(request), **carried(call, obj.rid, of_endpoint=noted is not None)}
+            custom |= {REQUEST_KEY: asdict(request), **carried(call, obj.rid, endpoint)}
             if budget.seconds is not None:
                 custom[ARRIVED_KEY] = _arrived(self, obj.rid)
             if grammar and asked.begins_with_the_answer:
