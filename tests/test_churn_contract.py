@@ -232,6 +232,9 @@ def test_what_a_prompt_opens(prompt: list[int], expected: tuple[bool, ...]) -> N
     ([START, A, TOOL, B], {2, 3}),
     ([START, OPEN_END, REST, B], {2, 3}),
     ([LESS, REST, B], {0, 1}),
+    ([END, B], {0, 1}),
+    ([OPEN_END, REST, B], {0, 2}),
+    ([A, END, END, B], {0}),
 ])
 def test_where_blocks_are(ids: list[int], thinking: set[int]) -> None:
     assert {reading.thinking for reading in readings(ONE, [A], ids)} == thinking
