@@ -8,11 +8,10 @@ from functools import cache
 from typing import Any
 
 from sglang_ext.budget import service
-from sglang_ext.budget.contract import BudgetError
+from sglang_ext.budget.contract import FIELD, BudgetError
 from sglang_ext.budget.families import Implied
 from sglang_ext.budget.prompt import Request
 from sglang_ext.budget.results import ReasoningCounter
-from sglang_ext.budget.spelling import spellings
 from sglang_ext.config import SettingsError
 
 from . import ends
@@ -43,15 +42,17 @@ def init_request(original: Callable[..., None], self: Any, *args: Any, **kwargs:
     original(self, *args, **kwargs)
     self.think, self.think_error = None, None
     custom = self.sampling_params.custom_params
-    given = list(spellings(custom, "custom_params.")) if isinstance(custom, dict) else []
+    custom = custom if isinstance(custom, dict) else {}
+    # The tokenizer's process has read the request. A request of another kind, to embed say, was not looked at.
+    given = [(FIELD, custom[FIELD])] if custom.get(FIELD) is not None else []
     try:
         budget = service.current().admit(given, None)
     except BudgetError as error:
         self.think_error = str(error)
     else:
-        request = Request.of(custom.get(REQUEST_KEY) if isinstance(custom, dict) else None)
+        request = Request.of(custom.get(REQUEST_KEY))
         self.think = Thinking(budget, request) if budget is not None else None
-    ends.note_request(self, custom.get(ARRIVED_KEY) if isinstance(custom, dict) else None)
+    ends.note_request(self, custom.get(ARRIVED_KEY))
 
 
 def validate_dllm_request(original: Callable[..., Any], self: Any, req: Any) -> str | None:
