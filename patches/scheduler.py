@@ -8,10 +8,11 @@ from functools import cache
 from typing import Any
 
 from sglang_ext.budget import service
-from sglang_ext.budget.contract import FIELD, BudgetError
+from sglang_ext.budget.contract import BudgetError
 from sglang_ext.budget.families import Implied
 from sglang_ext.budget.prompt import Request
 from sglang_ext.budget.results import ReasoningCounter
+from sglang_ext.budget.spelling import spellings
 from sglang_ext.config import SettingsError
 
 from . import ends
@@ -43,10 +44,8 @@ def init_request(original: Callable[..., None], self: Any, *args: Any, **kwargs:
     self.think, self.think_error = None, None
     custom = self.sampling_params.custom_params
     custom = custom if isinstance(custom, dict) else {}
-    # The tokenizer's process has read the request. A request of another kind, to embed say, was not looked at.
-    given = [(FIELD, custom[FIELD])] if custom.get(FIELD) is not None else []
-    try:
-        budget = service.current().admit(given, None)
+    try:  # the object form, as the tokenizer manager sends it; whatever a client wrote where a request came past it
+        budget = service.current().admit(list(spellings(custom, "custom_params.")), None)
     except BudgetError as error:
         self.think_error = str(error)
     else:

@@ -91,11 +91,12 @@ def test_an_anthropic_request(parsed: list[Any]) -> None:
     assert params["custom_params"][FIELD].max_tokens == 12
 
 
-def test_what_the_tokenizers_process_never_saw_is_refused() -> None:
-    """A request to embed comes by another way, and may say anything."""
+def test_a_request_that_came_past_the_tokenizer_manager_is_checked() -> None:
+    """Under any name, as gRPC and Rust send it."""
+    assert received({"custom_params": {"thinking_budget": 9}}).think.budget.max_tokens == 9
     for value in ("x", {"max_tokens": "x"}, {"max": 4}, [1]):
         req = received({"custom_params": {FIELD: value}})
         assert req.think is None
-        assert req.think_error.startswith("think_budget")
+        assert req.think_error.startswith("custom_params.think_budget")
     for custom in (None, "x", {}):
         assert received({"custom_params": custom}).think_error is None

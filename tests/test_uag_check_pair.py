@@ -15,8 +15,7 @@ from sglang_ext.uag import check_pair
 from sglang_ext.uag.check_pair import SAMPLE, main, report
 from sglang_ext.uag.offline_acceptance import Played, Tally, continue_greedily, play
 from sglang_ext.uag.text.draft_context import draft_context
-from sglang_ext.uag.text.specials import SpecialMap
-from sglang_ext.uag.text.translator import Translator, refusal
+from sglang_ext.uag.text.translator import SpecialMap, Translator, refusal
 from sglang_ext.uag.text.vocabulary import Vocabulary
 from sglang_ext.uag.train.prompts import KINDS
 

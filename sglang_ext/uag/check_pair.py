@@ -19,8 +19,7 @@ from typing import Any
 
 from .offline_acceptance import Played, Tally, continue_greedily, play
 from .text.draft_context import draft_context
-from .text.specials import Meaning, SpecialMap
-from .text.translator import Translator, refusal_of
+from .text.translator import Meaning, SpecialMap, Translator, refusal_of
 from .text.vocabulary import Untranslatable, Vocabulary
 
 SAMPLE = ("The ferry left at half past six with only eleven passengers on board; nobody had counted them twice.\n\n"
