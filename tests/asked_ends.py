@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +16,8 @@ from transformers import PreTrainedTokenizerFast
 
 OPEN = "<think>\n"
 CYCLE = ("lo", "loo", "loop")
+LONG = 1900
+"""New tokens of a request that somebody else is to end: as many as the model's context has room for."""
 END = ("</", "think", ">", "\n\n")
 
 
@@ -49,24 +50,14 @@ def end(server: servers.Server, rid: str, **more: Any) -> requests.Response:
     return server.post("/end_thinking", {"rid": rid, **more})
 
 
-def while_running(server: servers.Server, bodies: list[dict[str, Any]],
-                  act: Callable[[], Any]) -> tuple[list[dict[str, Any]], Any]:
-    """Results of streamed requests, and of what is done once each of them has brought something."""
-    begun, url = threading.Barrier(len(bodies) + 1), server.url  # a shared server starts here, if none has used it
-
-    def stream(body: dict[str, Any]) -> dict[str, Any]:
-        with requests.post(url + "/generate", json={**body, "stream": True}, stream=True,
-                           timeout=120) as response:
-            lines = (line[6:] for line in response.iter_lines() if line.startswith(b"data: {"))
-            first = list(islice(lines, 4))
-            begun.wait(120)
-            return json.loads([*first, *lines][-1])  # type: ignore[no-any-return]
-
-    with ThreadPoolExecutor(len(bodies)) as pool:
-        results = [pool.submit(stream, body) for body in bodies]
-        begun.wait(120)
+def while_running(server: servers.Server, body: dict[str, Any],
+                  act: Callable[[], Any]) -> tuple[dict[str, Any], Any]:
+    """Result of a streamed request, and of what is done as soon as it has brought something."""
+    with requests.post(server.url + "/generate", json={**body, "stream": True}, stream=True, timeout=120) as response:
+        lines = (line[6:] for line in response.iter_lines() if line.startswith(b"data: {"))
+        first = list(islice(lines, 4))
         done = act()
-        return [result.result() for result in results], done
+        return json.loads([*first, *lines][-1]), done
 
 
 def check_ends(server: servers.Server, tokenizer: PreTrainedTokenizerFast, name: str, loop: bool = True) -> None:
@@ -76,25 +67,28 @@ def check_ends(server: servers.Server, tokenizer: PreTrainedTokenizerFast, name:
         name: begins the ids of the requests.
         loop: ask for a loop too, which takes some hundred tokens.
     """
-    asked = [looping(tokenizer, -1, rid=f"{name}-asked-{i}") for i in range(4)]
-    told = looping(tokenizer, {"max_tokens": 900, "message": "not this "}, rid=f"{name}-told")
-    late = looping(tokenizer, {"max_tokens": -1, "seconds": 0.25, "since": "first_token"})
+    asked = [looping(tokenizer, -1, LONG, f"{name}-asked-{i}") for i in range(4)]
+    told = looping(tokenizer, {"max_tokens": 1500, "message": "not this "}, LONG, f"{name}-told")
+    late = looping(tokenizer, {"max_tokens": -1, "seconds": 0.25, "since": "first_token"}, LONG)
     plain = looping(tokenizer, {"max_tokens": 40})
     circling = looping(tokenizer, {"max_tokens": -1, "loops": True, "message": "circles "})
     others = [late, plain, *([circling] if loop else [])]
 
-    def act() -> list[requests.Response]:
-        time.sleep(0.2)
-        return [*(end(server, body["rid"]) for body in asked), end(server, told["rid"], message="enough ")]
+    def ended(body: dict[str, Any]) -> tuple[dict[str, Any], requests.Response]:
+        message = {"message": "enough "} if body is told else {}
+        return while_running(server, body, lambda: end(server, body["rid"], **message))
 
-    results, answers = while_running(server, [*asked, told, *others], act)
+    with ThreadPoolExecutor(len(others) + 5) as pool:
+        beside = [pool.submit(server.generate, **body) for body in others]
+        results, answers = zip(*pool.map(ended, [*asked, told]), strict=True)
+        results = [*results, *(other.result() for other in beside)]
     for body, answer in zip([*asked, told], answers, strict=True):
         assert answer.status_code == 200, answer.text
         found = answer.json()
         assert (found["rid"], found["done"]) == (body["rid"], "ending")
     for result, answer in zip(results[:4], answers, strict=False):
         assert check_cut(tokenizer, result, "asked") >= answer.json()["tokens"]
-    check_cut(tokenizer, results[4], "asked", "enough ", budget=900)
+    check_cut(tokenizer, results[4], "asked", "enough ", budget=1500)
     assert check_cut(tokenizer, results[5], "deadline") > 0
     assert check_cut(tokenizer, results[6], "forced", budget=40) == 40
     if loop:
@@ -131,7 +125,7 @@ def last_of_each(objects: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def check_choices(server: servers.Server, tokenizer: PreTrainedTokenizerFast, name: str) -> None:
     """An id of the client's ends all that it named, as stream or at once; a choice's own id ends that one alone."""
-    one = looping(tokenizer, -1)
+    one = looping(tokenizer, -1, LONG)
     two = {**one, "input_ids": [one["input_ids"]] * 2}
     choices = {**one, "sampling_params": {**one["sampling_params"], "n": 2}}
     of_two = {**choices, "input_ids": two["input_ids"]}
@@ -179,7 +173,7 @@ def check_endpoints_choices(server: servers.Server, rid: str) -> None:
     chat = {"model": "told", "messages": [{"role": "user", "content": LOOP}], "n": 2}
     completion = {"model": "told", "prompt": ["<think>" + LOOP] * 2}
     for path, body in ("/v1/chat/completions", chat), ("/v1/completions", completion):
-        body |= {"max_tokens": 1200, "temperature": 0, "think_budget": -1, "parts": 2,
+        body |= {"max_tokens": LONG, "temperature": 0, "think_budget": -1, "parts": 2,
                  "stream_options": {"include_usage": True}}
         for own in None, rid:
             objects, answer = streamed(server, path, {**body, **({} if own is None else {"rid": own})},
