@@ -1,6 +1,6 @@
 """Whether a server ends the loops of a model, and nothing else: greedy thoughts without a limit, with loops and not.
 
-    python benchmarks/loops_found.py free thoughts.jsonl [--prompts 100] [--new 800] [--batch 50] [--url U]
+    python benchmarks/loops_found.py free thoughts.jsonl [--prompts 100] [--new 700] [--batch 50] [--url U]
     python benchmarks/loops_found.py ended thoughts.jsonl [the same]
     python benchmarks/loops_found.py judge thoughts.jsonl
 
@@ -157,7 +157,7 @@ def main() -> int:
     parser.add_argument("what", choices=("free", "ended", "judge"))
     parser.add_argument("file", type=Path)
     parser.add_argument("--prompts", type=int, default=100)
-    parser.add_argument("--new", type=int, default=800)
+    parser.add_argument("--new", type=int, default=700)
     parser.add_argument("--batch", type=int, default=50)
     parser.add_argument("--url")
     args = parser.parse_args()
