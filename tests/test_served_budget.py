@@ -31,8 +31,8 @@ def free(stock_demo_server: servers.Server, demo_tokenizer: Any) -> list[list[in
 
 def test_sixteen_mixed_budgets(demo_server: servers.Server, demo_tokenizer: Any, demo_rescan: Rescan,
                                free: list[list[int]], close: list[int]) -> None:
-    """Under overlap scheduling line break and end marker must not come twice: there is exactly one end. Requests without
-    a budget must not change: they are what sglang without the plugin answers."""
+    """Under overlap scheduling line break and end marker must not come twice: there is exactly one end. Requests
+    without a budget must not change: they are what sglang without the plugin answers."""
     requests_ = [body(p, b) for p, b in zip(prompts(demo_tokenizer, len(BUDGETS)), BUDGETS, strict=True)]
     check_all(demo_server.generate_all(requests_), free, close, demo_rescan)
 
