@@ -30,7 +30,10 @@ if TYPE_CHECKING:
 SERVERS = {"scripted_server": "scripted", "stock_scripted_server": "scripted", "demo_server": "demo",
            "stock_demo_server": "demo", "fleet": "fleet"}
 """Shared servers' fixtures, with their groups."""
-LONGEST = ("test_budget_device-check", "test_launch-check", "test_budget_oracle-check", "test_gpu_scripts-check",
+AUTOMATA = ("test_budget_compile", "test_budget_kernels", "test_budget_oracle", "test_budget_prewarm", "test_ends",
+            "test_families_calls", "test_hf_oracle")
+"""Files whose tests draw from the same automata, which one process makes once."""
+LONGEST = ("automata", "test_budget_device-check", "test_launch-check", "test_gpu_scripts-check",
            "test_uag_served", "demo", "scripted", "test_families_served", "test_churn_served", "test_launch",
            "fleet", "test_bench_cli", "test_uag_budget", "test_served_speculation", "test_reasoner_served",
            "test_releases", "test_one_step_served", "test_another_dtype", "test_served_budget")
@@ -86,7 +89,7 @@ def _group(item: pytest.Item) -> str:
     if shared:
         return shared[0]
     if mark is None:
-        return f"{item.path.stem}-check"
+        return "automata" if item.path.stem in AUTOMATA else f"{item.path.stem}-check"
     return str(mark.args[0]) if mark.args else item.path.stem
 
 
