@@ -13,7 +13,8 @@ TYPED := sglang_ext/compat sglang_ext/config.py sglang_ext/cli.py sglang_ext/voc
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -q --no-compile
 export PYTHONDONTWRITEBYTECODE :=
 
-PYTEST := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest --dist loadgroup --no-loadscope-reorder
+# Three workers on two cores: each waits for its servers a third of the time.
+PYTEST := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadgroup --no-loadscope-reorder
 
 .PHONY: serve check test lint types clean
 
@@ -21,11 +22,10 @@ serve: $(VENV)/.serve
 	exec $(BIN)/python launch.py --think-budget $(BUDGET) $(ARGS)
 
 check: lint types
-	$(PYTEST) -n 2 -m "not served" $(ARGS)
+	$(PYTEST) -m "not served" $(ARGS)
 
-# Three workers on two cores: each waits for its servers a third of the time.
 test: lint types
-	$(PYTEST) -n 3 $(ARGS)
+	$(PYTEST) $(ARGS)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

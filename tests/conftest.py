@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 SERVERS = {"scripted_server": "scripted", "stock_scripted_server": "scripted", "demo_server": "demo",
            "stock_demo_server": "demo", "fleet": "fleet"}
 """Shared servers' fixtures, with their groups."""
-AUTOMATA = ("test_budget_compile", "test_budget_kernels", "test_budget_oracle", "test_budget_prewarm", "test_ends",
-            "test_families_calls", "test_hf_oracle")
+AUTOMATA = ("test_budget_kernels", "test_budget_oracle", "test_ends", "test_families_calls", "test_hf_oracle")
 """Files whose tests draw from the same automata, which one process makes once."""
 LONGEST = ("automata", "test_budget_device-check", "test_launch-check", "test_gpu_scripts-check",
            "test_uag_served", "demo", "scripted", "test_families_served", "test_churn_served", "test_launch",
