@@ -56,9 +56,9 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[_WARM] = WarmPython()
 
 
-def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+def pytest_sessionfinish(session: pytest.Session) -> None:
     if _FOLDER in session.config.stash:
-        session.config.stash[_FOLDER].keep = exitstatus == pytest.ExitCode.TESTS_FAILED
+        session.config.stash[_FOLDER].keep = session.testsfailed > 0
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
