@@ -15,7 +15,7 @@ import pytest
 import servers
 from bench_peer import delta, peer, stop
 
-from sglang_ext.bench import processor
+from sglang_ext.bench import models
 from sglang_ext.bench.__main__ import main
 from sglang_ext.bench.servers import undisturbed
 from sglang_ext.budget.spelling import read
@@ -105,10 +105,10 @@ def test_a_server_that_refuses_every_request_ends_the_run(command: str, tmp_path
 
 
 def test_ids_of_markers_are_those_of_the_model(demo_model: Path) -> None:
-    found = processor.markers_of(reasoner())
+    found = models.markers_of(reasoner())
     assert found is not None
     assert (found.start, found.end) == (3, 4)
-    assert processor.markers_of(demo_model) is None
+    assert models.markers_of(demo_model) is None
 
 
 def test_signals_wait_for_the_end_of_a_start() -> None:
