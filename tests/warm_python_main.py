@@ -226,9 +226,10 @@ def main(address: str) -> None:
         apply_hooks()
     gc.freeze()
     program = serve(plain if hooked.fileno() < 0 else hooked)
-    if program is not None:
-        asked, stdout, stderr = program
-        run_to_its_end(asked["arguments"], asked["environment"], stdout, stderr)
+    if program is None:
+        os._exit(0)
+    asked, stdout, stderr = program
+    run_to_its_end(asked["arguments"], asked["environment"], stdout, stderr)
 
 
 if __name__ == "__main__":
