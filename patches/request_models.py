@@ -1,4 +1,4 @@
-"""The OpenAI, Anthropic and Ollama endpoints: what a request says about its thinking, in whatever way it says it.
+"""The OpenAI, Anthropic and Ollama endpoints: what a request says about its thinking, under any name.
 
 Their request models drop unknown fields in silence. So each model reads the body as the client wrote it, before it is
 checked, and keeps what was found in a field of its own. The field is added before the HTTP server binds its routes.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Annotated, Any
 
@@ -20,9 +21,11 @@ from sglang_ext.config import Settings
 
 from .asked import note
 from .budget_fields import with_budget
+from .choices import ENDPOINT
 from .hook import HookError
 
 WISH = "think_wish"
+RID = "rid"
 EFFORT = "reasoning_effort"
 TEMPLATE = "chat_template_kwargs"
 SWITCHES: Mapping[str, bool | str] = {"enable_thinking": False, "thinking": False, "thinking_mode": "disabled"}
@@ -49,8 +52,17 @@ def read_wish(model: Any) -> None:
     model.model_rebuild(force=True)
 
 
+def read_named_wish(model: Any) -> None:
+    """The same for a request model that has no id of its own, so that a client can give one."""
+    from pydantic.fields import FieldInfo
+
+    add_field(model, RID, default=None)
+    model.model_fields[RID] = FieldInfo.from_annotated_attribute(str | None, None)
+    read_wish(model)
+
+
 def _collected(values: Any, fields: frozenset[str]) -> Any:
-    """A request's body with its wish beside it, and its template's switches set if it is not to think."""
+    """A request's body with its wish beside it. If thinking is switched off, the template's switches are set."""
     if isinstance(values, bytes):  # some clients of Ollama name no content type, and then nobody has read the JSON
         try:
             values = json.loads(values)
@@ -155,16 +167,16 @@ def with_checked_budget(request: Any, params: dict[str, Any], templated: bool) -
         return params
     if isinstance(given[0][1], Share | Off):
         return with_budget(params, given[0][1])
-    admitted = current().admit(given, params.get("max_new_tokens"))
-    return with_budget(params, admitted.to_dict() if admitted is not None else None)
+    return with_budget(params, current().admit(given, params.get("max_new_tokens")))
 
 
 def to_sampling_params(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-    return note(self, with_checked_budget(self, original(self, *args, **kwargs), templated=True), parsed=True)
+    params = note(self, with_checked_budget(self, original(self, *args, **kwargs), templated=True), parsed=True)
+    return {**params, ENDPOINT: True}
 
 
 def build_sampling_params(original: Callable[..., Any], self: Any, request: Any) -> dict[str, Any]:
-    return with_checked_budget(request, original(self, request), templated=False)
+    return {**with_checked_budget(request, original(self, request), templated=False), ENDPOINT: True}
 
 
 def convert_to_internal_request(original: Callable[..., Any], self: Any, request: Any, *args: Any,
@@ -176,8 +188,8 @@ def convert_to_internal_request(original: Callable[..., Any], self: Any, request
 
 
 def _switch_off(serving: Any, request: Any) -> None:
-    """Turn thinking off in a chat request, in the way of the served family. One that always thinks gets a budget of 0
-    later, and so does a prompt that opens a block all the same."""
+    """Turn thinking off in a chat request, in the way of the served family. Where the family always thinks, or the
+    prompt opens a block in spite of the switch, the request gets a budget of 0 later."""
     try:
         serving.apply_reasoning_enabled(request, False)
     except ValueError:
@@ -189,9 +201,11 @@ def convert_messages_request(original: Callable[..., Any], self: Any, anthropic_
     wish = wish_of(anthropic_request)
     given = wish.given(current().limits, templated=True)
     if given and not isinstance(given[0][1], Off):
-        current().admit(given, anthropic_request.max_tokens)
+        admitted = current().admit(given, anthropic_request.max_tokens)
+        wish = wish if admitted is None else replace(wish, budgets=((given[0][0], admitted),))
     chat_request = original(self, _without_sglangs_part(anthropic_request, wish))
     setattr(chat_request, WISH, wish)
+    chat_request.rid = getattr(anthropic_request, RID)
     if wish.off is not None:
         chat_request.chat_template_kwargs = {**(chat_request.chat_template_kwargs or {}), **SWITCHES}
     return chat_request

@@ -38,7 +38,7 @@ class Session:
         self.state = BudgetState(state.words.to(DEVICES[0]), state.program.to(DEVICES[0]), state.shared, state.stride)
         self.tables, self.rows = Tables.from_host(self.a, DEVICES[0]), torch.tensor(slots, device=DEVICES[0])
         self.sampled: list[list[int]] = [[] for _ in slots]
-        self.scripts = [script(family, self.a, self.rng, 20 * STEPS) for _ in slots]
+        self.scripts = [script(family, self.a, self.rng, 5 * STEPS) for _ in slots]
 
     def check_mask(self, row: torch.Tensor, view: View) -> None:
         """`row` was all zeros."""
@@ -78,13 +78,13 @@ def admit(family: str, a: Automaton, state: BudgetState, slot: int, rng: random.
     words = {"outside": a.start_word, "inside": a.block_word, "pending": a.implied_word}
     row = [0] * WORDS
     pair = rules.pair if rules.begin == "inside" else 0
-    row[Word.AUTO], row[Word.CURSOR], row[Word.WALL] = words[rules.begin](pair), NOT_FORCING, start
+    row[Word.AUTO], row[Word.CURSOR], row[Word.FORCE_START] = words[rules.begin](pair), NOT_FORCING, start
     row[Word.OUTCOME] = Outcome.OPEN if rules.begin == "inside" else Outcome.NONE
     row[Word.FLAGS] = (Flag.ACTIVE | (Flag.EOS_CLOSES if rules.eos_closes else 0)
                        | (0 if rules.line_break else Flag.NO_BREAK))
     row[Word.MAX], row[Word.MIN], row[Word.GRACE] = most, rules.least, int(rules.grace)
-    row[Word.LAST] = int(rules.last)
-    ref.arm(row, a, chosen=False)
+    row[Word.RESPONSE_LIMIT] = int(rules.last)
+    ref.start_forcing_if_due(row, a, chosen=False)
     state.words[slot] = torch.tensor(row, dtype=torch.int32)
     return rules
 

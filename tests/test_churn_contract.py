@@ -75,7 +75,12 @@ RIGHT = {
     "opened again after a forced end": (BUDGET, [*FORCED[:-1], LINE, START, END, BREAK, B],
                                        report(3, 3, 4, "forced"), 5),
 }
+LATE = [LINE, END, BREAK, B, B, B, B, B, LINE, START, END, BREAK, B, B, B]
+RIGHT["a block that begins where only the answer has room"] = (
+    Wish(True, 30, grace_tokens=30, message="", answer_tokens=2), LATE, report(9, 1, 4, "forced"), 3)
 WRONG = {
+    "a block that is ended in its room": (Wish(True, 9, grace_tokens=9, message="", answer_tokens=2), LATE,
+                                          report(9, 1, 4, "forced"), 3, "outcome"),
     "limit": (BUDGET, [A, A, A, A, END, BREAK, B], report(3, 4, 2, "forced"), 5, "limit"),
     "limit, natural": (BUDGET, [A, A, A, A, END, B], report(3, 5, 0, "natural"), 5, "limit"),
     "limit, open": (BUDGET, [A, A, A, A], report(3, 4, 0, "open"), 4, "limit"),
@@ -180,9 +185,10 @@ def test_every_choice_is_checked_and_the_sums_are() -> None:
 def test_what_the_server_writes_is_the_same_in_each_answer() -> None:
     seen = Seen()
     first = answered([A, SO, END, BREAK, B], report(1, 1, 3, "forced"), 3)
-    assert violations(asked(Wish(True, 1)), first, seen=seen) == []
-    assert (seen.message, seen.closing) == (b"So: ", b"\n\n")
     other = answered([A, B, END, BREAK, B], report(1, 1, 3, "forced"), 3)
+    for answer in (other, *[first] * 5):
+        assert violations(asked(Wish(True, 1)), answer, seen=seen) == []
+    assert (seen.message, seen.closing) == (b"So: ", b"\n\n")
     assert violations(asked(Wish(True, 1)), other, seen=seen)[0].startswith("message")
     bare = answered([A, END, BREAK, B], report(1, 1, 2, "forced"), 2)
     assert violations(asked(Wish(True, 1)), bare, seen=seen) == [], "it is left out where there is no room"
@@ -232,6 +238,9 @@ def test_what_a_prompt_opens(prompt: list[int], expected: tuple[bool, ...]) -> N
     ([START, A, TOOL, B], {2, 3}),
     ([START, OPEN_END, REST, B], {2, 3}),
     ([LESS, REST, B], {0, 1}),
+    ([END, B], {0, 1}),
+    ([OPEN_END, REST, B], {0, 2}),
+    ([A, END, END, B], {0}),
 ])
 def test_where_blocks_are(ids: list[int], thinking: set[int]) -> None:
     assert {reading.thinking for reading in readings(ONE, [A], ids)} == thinking
