@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 import servers
-from asked_ends import check_ends
+from asked_ends import check_choices, check_ends
 from release_copy import has_data_parallel
 from servers import FLOAT32
 
@@ -228,7 +228,9 @@ def test_ends_reach_every_scheduler_from_every_tokenizer_worker(parallel_server:
                                                                 scripted_model: Path) -> None:
     from transformers import AutoTokenizer
 
-    check_ends(parallel_server, AutoTokenizer.from_pretrained(scripted_model), "parallel", loop=False)
+    tokenizer = AutoTokenizer.from_pretrained(scripted_model)
+    check_ends(parallel_server, tokenizer, "parallel", loop=False)
+    check_choices(parallel_server, tokenizer, "parallel")
 
 
 def test_data_parallel_is_refused_where_it_is_not_served(scripted_model: Path) -> None:
