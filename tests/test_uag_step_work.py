@@ -15,7 +15,7 @@ from step_counter import Operators
 
 from sglang_ext.uag import worker as worker_module
 from sglang_ext.uag.drafter import Drafter
-from sglang_ext.uag.lengths import FixedLengths
+from sglang_ext.uag.fixed_lengths import FixedLengths
 from sglang_ext.uag.proposer import Proposer
 from sglang_ext.uag.ranks import Ranks
 from sglang_ext.uag.relay import KnownLengths, UagFutureMap

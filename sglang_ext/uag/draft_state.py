@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .draft_pool import DraftRow
-from .lengths import RequestStats
+from .speed_up import RequestStats
 from .text.draft_context import DraftContext
 
 
