@@ -94,8 +94,8 @@ class Settings:
         "times, down to no draft; fixed = always as long as --speculative-num-draft-tokens allows (default: auto)"
     )
     uag_sources: str = _setting(
-        ",".join(SOURCES), str, "S,S", "where drafts of --speculative-algorithm UAG come from: draft = the draft model, "
-        "text = what stood behind the same tokens before; text alone needs no draft model (default: draft,text)"
+        ",".join(SOURCES), str, "S,S", "where drafts of --speculative-algorithm UAG come from: draft = the draft "
+        "model, text = what stood behind the same tokens before; text alone needs no draft model (default: draft,text)"
     )
     uag_text: str = _setting(
         "all", str, "all|own", "texts that --uag-sources text looks at: all = a request's own prompt and response, and "

@@ -1,4 +1,4 @@
-"""The speculative worker: drafts by a model of another tokenizer or from the text, verified by the engine's own sampler.
+"""The speculative worker: drafts of a model of another tokenizer or of the text, and their verification.
 
 One step has four parts. `begin` forgets who has left. `propose` asks the sources of drafts, each request's the one that
 promises most: a frozen `Draft`. `verify` is one forward of the target over all of them, in which every place is sampled
