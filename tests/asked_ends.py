@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-import time
+import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
@@ -15,6 +14,8 @@ from transformers import PreTrainedTokenizerFast
 
 OPEN = "<think>\n"
 CYCLE = ("lo", "loo", "loop")
+LONG = 1900
+"""New tokens of a request that somebody else is to end: as many as the model's context has room for."""
 END = ("</", "think", ">", "\n\n")
 
 
@@ -47,26 +48,14 @@ def end(server: servers.Server, rid: str, **more: Any) -> requests.Response:
     return server.post("/end_thinking", {"rid": rid, **more})
 
 
-def while_running(server: servers.Server, bodies: list[dict[str, Any]],
-                  act: Callable[[], Any]) -> tuple[list[dict[str, Any]], Any]:
-    """Results of streamed requests, and of what is done once each of them has brought something."""
-    begun = threading.Barrier(len(bodies) + 1)
-
-    def stream(body: dict[str, Any]) -> dict[str, Any]:
-        import json
-
-        with requests.post(server.url + "/generate", json={**body, "stream": True}, stream=True,
-                           timeout=120) as response:
-            lines = (line[6:] for line in response.iter_lines() if line.startswith(b"data: {"))
-            first = list(islice(lines, 4))
-            begun.wait(60)
-            return json.loads([*first, *lines][-1])  # type: ignore[no-any-return]
-
-    with ThreadPoolExecutor(len(bodies)) as pool:
-        results = [pool.submit(stream, body) for body in bodies]
-        begun.wait(60)
+def while_running(server: servers.Server, body: dict[str, Any],
+                  act: Callable[[], Any]) -> tuple[dict[str, Any], Any]:
+    """Result of a streamed request, and of what is done as soon as it has brought something."""
+    with requests.post(server.url + "/generate", json={**body, "stream": True}, stream=True, timeout=120) as response:
+        lines = (line[6:] for line in response.iter_lines() if line.startswith(b"data: {"))
+        first = list(islice(lines, 4))
         done = act()
-        return [result.result() for result in results], done
+        return json.loads([*first, *lines][-1]), done
 
 
 def check_ends(server: servers.Server, tokenizer: PreTrainedTokenizerFast, name: str, loop: bool = True) -> None:
@@ -76,25 +65,28 @@ def check_ends(server: servers.Server, tokenizer: PreTrainedTokenizerFast, name:
         name: begins the ids of the requests.
         loop: ask for a loop too, which takes some hundred tokens.
     """
-    asked = [looping(tokenizer, -1, rid=f"{name}-asked-{i}") for i in range(4)]
-    told = looping(tokenizer, {"max_tokens": 900, "message": "not this "}, rid=f"{name}-told")
-    late = looping(tokenizer, {"max_tokens": -1, "seconds": 0.25, "since": "first_token"})
+    asked = [looping(tokenizer, -1, LONG, f"{name}-asked-{i}") for i in range(4)]
+    told = looping(tokenizer, {"max_tokens": 1500, "message": "not this "}, LONG, f"{name}-told")
+    late = looping(tokenizer, {"max_tokens": -1, "seconds": 0.25, "since": "first_token"}, LONG)
     plain = looping(tokenizer, {"max_tokens": 40})
     circling = looping(tokenizer, {"max_tokens": -1, "loops": True, "message": "circles "})
     others = [late, plain, *([circling] if loop else [])]
 
-    def act() -> list[requests.Response]:
-        time.sleep(0.2)
-        return [*(end(server, body["rid"]) for body in asked), end(server, told["rid"], message="enough ")]
+    def ended(body: dict[str, Any]) -> tuple[dict[str, Any], requests.Response]:
+        message = {"message": "enough "} if body is told else {}
+        return while_running(server, body, lambda: end(server, body["rid"], **message))
 
-    results, answers = while_running(server, [*asked, told, *others], act)
+    with ThreadPoolExecutor(len(others) + 5) as pool:
+        beside = [pool.submit(server.generate, **body) for body in others]
+        results, answers = zip(*pool.map(ended, [*asked, told]), strict=True)
+        results = [*results, *(other.result() for other in beside)]
     for body, answer in zip([*asked, told], answers, strict=True):
         assert answer.status_code == 200, answer.text
         found = answer.json()
         assert (found["rid"], found["done"]) == (body["rid"], "ending")
     for result, answer in zip(results[:4], answers, strict=False):
         assert check_cut(tokenizer, result, "asked") >= answer.json()["tokens"]
-    check_cut(tokenizer, results[4], "asked", "enough ", budget=900)
+    check_cut(tokenizer, results[4], "asked", "enough ", budget=1500)
     assert check_cut(tokenizer, results[5], "deadline") > 0
     assert check_cut(tokenizer, results[6], "forced", budget=40) == 40
     if loop:

@@ -180,9 +180,10 @@ def test_every_choice_is_checked_and_the_sums_are() -> None:
 def test_what_the_server_writes_is_the_same_in_each_answer() -> None:
     seen = Seen()
     first = answered([A, SO, END, BREAK, B], report(1, 1, 3, "forced"), 3)
-    assert violations(asked(Wish(True, 1)), first, seen=seen) == []
-    assert (seen.message, seen.closing) == (b"So: ", b"\n\n")
     other = answered([A, B, END, BREAK, B], report(1, 1, 3, "forced"), 3)
+    for answer in (other, *[first] * 5):
+        assert violations(asked(Wish(True, 1)), answer, seen=seen) == []
+    assert (seen.message, seen.closing) == (b"So: ", b"\n\n")
     assert violations(asked(Wish(True, 1)), other, seen=seen)[0].startswith("message")
     bare = answered([A, END, BREAK, B], report(1, 1, 2, "forced"), 2)
     assert violations(asked(Wish(True, 1)), bare, seen=seen) == [], "it is left out where there is no room"
@@ -232,6 +233,9 @@ def test_what_a_prompt_opens(prompt: list[int], expected: tuple[bool, ...]) -> N
     ([START, A, TOOL, B], {2, 3}),
     ([START, OPEN_END, REST, B], {2, 3}),
     ([LESS, REST, B], {0, 1}),
+    ([END, B], {0, 1}),
+    ([OPEN_END, REST, B], {0, 2}),
+    ([A, END, END, B], {0}),
 ])
 def test_where_blocks_are(ids: list[int], thinking: set[int]) -> None:
     assert {reading.thinking for reading in readings(ONE, [A], ids)} == thinking

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import requests
 import servers
-from asked_ends import check_cut, check_ends, end, looping, while_running
+from asked_ends import LONG, check_cut, check_ends, end, looping, while_running
 from servers import FLOAT32
 from told_model import LOOP, OPENS
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -81,10 +81,10 @@ def test_an_end_outside_a_block_is_none(scripted_server: servers.Server,
                                         tokenizer: PreTrainedTokenizerFast) -> None:
     ids = [*tokenizer.encode("no block: "), tokenizer.convert_tokens_to_ids("loop")]
     body = {"input_ids": ids, "rid": "outside",
-            "sampling_params": {"temperature": 0, "max_new_tokens": 400, "think_budget": -1}}
-    (result,), answer = while_running(scripted_server, [body], lambda: end(scripted_server, "outside"))
+            "sampling_params": {"temperature": 0, "max_new_tokens": LONG, "think_budget": -1}}
+    result, answer = while_running(scripted_server, body, lambda: end(scripted_server, "outside"))
     assert answer.json()["done"] == "not thinking"
-    assert len(result["output_ids"]) == 400
+    assert len(result["output_ids"]) == LONG
     assert result["meta_info"]["think"] == {"budget": -1, "tokens": 0, "forced_tokens": 0, "outcome": "none"}
 
 
@@ -93,7 +93,7 @@ def test_an_end_is_asked_for_once(scripted_server: servers.Server, tokenizer: Pr
         with ThreadPoolExecutor(6) as pool:
             return [r.json().get("done", "over") for r in pool.map(lambda _: end(scripted_server, "twice"), range(6))]
 
-    (result,), done = while_running(scripted_server, [looping(tokenizer, -1, rid="twice")], act)
+    result, done = while_running(scripted_server, looping(tokenizer, -1, LONG, "twice"), act)
     assert set(done) <= {"ending", "ending already", "not thinking", "over"}
     assert done.count("ending") == 1
     check_cut(tokenizer, result, "asked")
@@ -115,10 +115,10 @@ def test_what_is_not_accepted(scripted_server: servers.Server, body: Any, parts:
 
 def test_a_request_without_a_budget(scripted_server: servers.Server, tokenizer: PreTrainedTokenizerFast) -> None:
     """Nothing watches it, and that is said."""
-    body = looping(tokenizer, None, new=300, rid="free")
-    (result,), answer = while_running(scripted_server, [body], lambda: end(scripted_server, "free"))
+    body = looping(tokenizer, None, LONG, "free")
+    result, answer = while_running(scripted_server, body, lambda: end(scripted_server, "free"))
     assert (answer.status_code, "-1" in answer.json()["error"]["message"]) == (400, True)
-    assert len(result["output_ids"]) == 300
+    assert len(result["output_ids"]) == LONG
     assert requests.post(scripted_server.url + "/end_thinking", data=b"{", timeout=60).status_code == 400
     assert requests.get(scripted_server.url + "/end_thinking", timeout=60).status_code == 405
 

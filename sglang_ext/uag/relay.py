@@ -56,16 +56,19 @@ class UagFutureMap(FutureMap):
         super().__init__(device, algorithm, req_to_token_pool, *args, **kwargs)
         self._known = KnownLengths.of(req_to_token_pool)
 
-    def resolve_seq_lens_cpu(self, batch: Any, stream_ordered: bool = False) -> None:
-        """Take the lengths from the device; on the host, those that are known there."""
+    def resolve_seq_lens_cpu(self, batch: Any, *args: Any, **kwargs: Any) -> None:
+        """Take the lengths from the device; on the host, those that are known there.
+
+        The other arguments are sglang's own, and not in every release.
+        """
         relayed = batch.spec_info is not None and batch.spec_info.future_indices is not None
         known = self._known.get(batch.req_pool_indices_cpu) if relayed and self.needs_cpu_seq_lens else None
         if known is None:
-            super().resolve_seq_lens_cpu(batch, stream_ordered)
+            super().resolve_seq_lens_cpu(batch, *args, **kwargs)
             return
         self.needs_cpu_seq_lens = False  # the copy, and the wait for it
         try:
-            super().resolve_seq_lens_cpu(batch, stream_ordered)
+            super().resolve_seq_lens_cpu(batch, *args, **kwargs)
         finally:
             self.needs_cpu_seq_lens = True
         batch.seq_lens_cpu, batch.seq_lens_sum = known, int(known.sum())

@@ -98,6 +98,8 @@ def _after(served: Served, reading: Reading, text: bytearray, index: int, token:
     elif not reading.inside and written(served.start):
         place = _begins(served, text, reading, token, after_control)
     elif not reading.inside and written(served.end):
+        if bytes(text) == served.end:  # where a family's thinking is implied, it ends as it begins
+            yield Reading(False, len(text), 0, (Block(0, index, True),))
         reading = replace(reading, since=len(text))
     if place is not Place.IS:
         yield reading

@@ -66,8 +66,7 @@ def _choice(served: Served, ask: Ask, prompt: Sequence[int], choice: Choice, see
         return faults, set()
     best = min(found, key=lambda verdict: len(verdict.faults))
     if not best.faults:
-        seen.message = seen.message or best.message
-        seen.closing = best.closing if seen.closing is None else seen.closing
+        seen.learn(best.message, best.closing)
     return faults + best.faults, {v.thinking for v in found if len(v.faults) == len(best.faults)}
 
 

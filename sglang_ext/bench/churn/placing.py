@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import inf
@@ -12,20 +13,32 @@ from .blocks import Block, Reading
 from .forced import Run
 from .served import Served
 
+_VOTES = 5
+
 
 @dataclass
 class Seen:
-    """What the server writes in each answer alike, learned from the first one that shows it where it does not say.
+    """What the server writes in each answer alike, learned from answers that show it where it does not say.
 
     Attributes:
-        message: its own stop message.
+        message: its own stop message, once `_VOTES` answers agree on it: a single one may have two readings.
         closing: what follows an end marker that it wrote.
         undecided: responses that have too many readings to be checked.
+        messages: what answers showed, and how many of them.
     """
 
     message: bytes | None = None
     closing: bytes | None = None
     undecided: int = 0
+    messages: Counter[bytes] = field(default_factory=Counter)
+
+    def learn(self, message: bytes | None, closing: bytes | None) -> None:
+        """Take what a right answer shows."""
+        self.closing = closing if self.closing is None else self.closing
+        if message is not None and self.message is None:
+            self.messages[message] += 1
+            if self.messages[message] == _VOTES:
+                self.message = message
 
 
 @dataclass
