@@ -128,8 +128,8 @@ def test_from_the_shell(files: dict[str, str]) -> None:
     done = servers.run("launch.py", "--model-path", files["target"], "--speculative-algorithm", "UAG")
     assert done.returncode == 2
     assert done.stderr.splitlines()[-2:] == [
-        "launch.py: --speculative-algorithm UAG needs --speculative-draft-model-path; accepted without one: --uag-sources "
-        "text", HINT]
+        "launch.py: --speculative-algorithm UAG needs --speculative-draft-model-path; accepted without one: "
+        "--uag-sources text", HINT]
 
 
 @pytest.mark.parametrize("asked", [False, True])

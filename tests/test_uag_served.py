@@ -126,7 +126,8 @@ SETTINGS = {
     "text": Setting((*FIXED, "--uag-sources", "text"), width=6, draft=None),
     # decoding runs ahead of the host, prompts come in chunks, and requests are taken off their slots
     "overlap": Setting(("--chunked-prefill-size", "64"), {
-        "SGLANG_EXT_UAG_OVERLAP": "1", "SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "7"}, draft="shipped"),
+        "SGLANG_EXT_UAG_OVERLAP": "1", "SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "7"},
+        draft="shipped"),
     "auto": Setting(()),
     "shipped": Setting(FIXED, width=8, draft="shipped"),
 }
@@ -266,8 +267,9 @@ def test_counts(served: Served) -> None:
 
 def scraped(server: servers.Server) -> dict[str, float]:
     text = requests.get(server.url + "/metrics", timeout=60).text
-    return {s.name + s.labels.get("cause", "") + s.labels.get("source", ""): s.value for family in text_string_to_metric_families(text)
-            for s in family.samples if s.name.startswith("sglang_ext:uag_") and not s.name.endswith("_created")}
+    samples = (s for family in text_string_to_metric_families(text) for s in family.samples)
+    return {s.name + s.labels.get("cause", "") + s.labels.get("source", ""): s.value for s in samples
+            if s.name.startswith("sglang_ext:uag_") and not s.name.endswith("_created")}
 
 
 def test_metrics(served: Served) -> None:

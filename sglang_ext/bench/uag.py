@@ -46,8 +46,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--draft", action="append", default=[], metavar="D",
                         help="folder of a draft model; may be given more than once, each is a pair with the model")
     parser.add_argument("--ways", type=choices(*WAYS), metavar="W,W,...", default=list(WAYS),
-                        help=f"what is measured; {UAG} drafts from the model and from the text, {MODEL_ALONE} and {TEXT_ALONE} "
-                             f"from one of them, {FIXED} as much as it may, always (default: {','.join(WAYS)})")
+                        help=f"what is measured; {UAG} drafts from the model and from the text, {MODEL_ALONE} and "
+                             f"{TEXT_ALONE} from one of them, {FIXED} as much as it may, always (default: "
+                             f"{','.join(WAYS)})")
     parser.add_argument("--draft-tokens", type=whole(2), default=8, metavar="K",
                         help="positions of a verification (default: %(default)s)")
     parser.add_argument("--batches", type=wholes(1), metavar="N,N,...", help="requests at a time (default: 1 to 16)")

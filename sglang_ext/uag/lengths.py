@@ -24,7 +24,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import ceil
-from typing import NamedTuple
 
 import numpy as np
 
@@ -70,16 +69,7 @@ class RequestStats:
 
     steps_per_token: float = 1.0
     behind: float = 0.0
-    source: str = "draft"
-    most: int | None = None
     acceptance: Average = field(default_factory=Average, repr=False)
-
-
-class Planned(NamedTuple):
-    """Which of a request's sources drafts, and how many tokens; 0: none."""
-
-    source: int = 0
-    length: int = 0
 
 
 @dataclass(frozen=True)
@@ -141,24 +131,6 @@ class LengthControl:
             if not length:
                 request.acceptance.fade()
         return lengths
-
-    def plan_sources(self, requests: Sequence[Sequence[RequestStats]], batch: int | None = None) -> list[Planned]:
-        """As `plan`, of one of several sources a request."""
-        out = [Planned()] * len(requests)
-        models = []
-        for i, offers in enumerate(requests):
-            best = 0.0
-            for k, stats in enumerate(offers):
-                rate = stats.acceptance.rate(0.4)
-                if not stats.steps_per_token and stats.most and rate > max(best, 0.15):
-                    best = rate
-                    out[i] = Planned(k, min(stats.most, 1 + int(rate * 7)))
-            if best < 0.5:
-                models += [(i, k) for k, stats in enumerate(offers) if stats.steps_per_token]
-        if models:
-            for (i, k), length in zip(models, self.plan([requests[i][k] for i, k in models], batch), strict=True):
-                out[i] = Planned(k, length) if length else out[i]
-        return out
 
     def observe(self, request: RequestStats, proposed: int, accepted: int, confidence: Sequence[float] = (),
                 asked: int | None = None) -> None:
@@ -293,15 +265,6 @@ class FixedLengths:
 
     def plan(self, requests: Sequence[RequestStats], batch: int | None = None) -> list[int]:
         return [self.width - 1] * len(requests)
-
-    def plan_sources(self, requests: Sequence[Sequence[RequestStats]], batch: int | None = None) -> list[Planned]:
-        """The first source of each request that has anything."""
-        out = []
-        for offers in requests:
-            k = next((k for k, stats in enumerate(offers) if stats.most != 0), None)
-            most = None if k is None else offers[k].most
-            out.append(Planned() if k is None else Planned(k, self.width - 1 if most is None else most))
-        return out
 
     def observe(self, request: RequestStats, proposed: int, accepted: int, confidence: Sequence[float] = (),
                 asked: int | None = None) -> None:

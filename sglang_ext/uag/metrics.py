@@ -24,8 +24,8 @@ class UagMetrics:
 
         counter = counter or prometheus_client.Counter
         self._totals = {
-            "proposed": counter("sglang_ext:uag_proposed_tokens_total", "Target tokens that were drafted, by any source.",
-                                labels),
+            "proposed": counter("sglang_ext:uag_proposed_tokens_total", "Target tokens that were drafted, by any "
+                                "source.", labels),
             "forced": counter("sglang_ext:uag_forced_tokens_total", "Target tokens that think budgets submitted as "
                               "drafts.", labels),
             "accepted": counter("sglang_ext:uag_accepted_tokens_total", "Submitted tokens that the target confirmed.",
