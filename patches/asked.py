@@ -47,7 +47,7 @@ class Asked:
         """Whether the prompt holds a closed block, or a message that goes on outside one."""
         return self.start is not None and (self.start.closed or (self.prefilled and not self.start.open))
 
-    def settle(self, thinks: bool, grammar: bool, input_ids: list[int]) -> Request:
+    def resolve(self, thinks: bool, grammar: bool, input_ids: list[int]) -> Request:
         """What it comes to, for a request that has a budget.
 
         Args:

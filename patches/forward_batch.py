@@ -183,7 +183,7 @@ def _stage(reqs: Sequence[Any], device: ThinkDevice) -> Staged | None:
             continue
         row, fresh, program, end = think.entering(req)
         start = state.program_start(slot)
-        words.append(row.placed(fresh, start))
+        words.append(row.to_slot(fresh, start))
         places += range(start, start + len(program))
         ids += program
         ends += [(think, end)] if end is not None else []

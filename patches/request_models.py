@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Annotated, Any
 
@@ -155,8 +156,7 @@ def with_checked_budget(request: Any, params: dict[str, Any], templated: bool) -
         return params
     if isinstance(given[0][1], Share | Off):
         return with_budget(params, given[0][1])
-    admitted = current().admit(given, params.get("max_new_tokens"))
-    return with_budget(params, admitted.to_dict() if admitted is not None else None)
+    return with_budget(params, current().admit(given, params.get("max_new_tokens")))
 
 
 def to_sampling_params(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -189,7 +189,8 @@ def convert_messages_request(original: Callable[..., Any], self: Any, anthropic_
     wish = wish_of(anthropic_request)
     given = wish.given(current().limits, templated=True)
     if given and not isinstance(given[0][1], Off):
-        current().admit(given, anthropic_request.max_tokens)
+        admitted = current().admit(given, anthropic_request.max_tokens)
+        wish = wish if admitted is None else replace(wish, budgets=((given[0][0], admitted),))
     chat_request = original(self, _without_sglangs_part(anthropic_request, wish))
     setattr(chat_request, WISH, wish)
     if wish.off is not None:

@@ -110,7 +110,7 @@ def test_steps_replay_from_a_cuda_graph() -> None:
     state.words[:, Word.AUTO] = int(a.bytewise.words[a.bytewise.block_start])
     state.words[:, Word.FLAGS] = torch.tensor([0, 1, 1, 1], device="cuda")
     state.words[:, Word.MAX] = torch.tensor([0, 2, 5, NO_LIMIT], device="cuda")
-    state.words[:, Word.GRACE] = state.words[:, Word.LAST] = NO_LIMIT
+    state.words[:, Word.GRACE] = state.words[:, Word.RESPONSE_LIMIT] = NO_LIMIT
     rows, nodes, first = torch.arange(4, device="cuda"), state.allocate_nodes(4, 3), state.words.clone()
     draft = torch.full((4, 3), 20, device="cuda")
 

@@ -80,13 +80,13 @@ def test_the_end_in_any_tokenization(monkeypatch: pytest.MonkeyPatch, tokenizer:
     assert (thought, answer.strip()) == ("hm", "yes")
 
 
-@pytest.mark.parametrize("name", ["tool_calls", " calls"])
+@pytest.mark.parametrize(("name", "invoke"), [("tool_calls", "invoke"), (" calls", " invoke")])
 def test_a_call_ends_the_thinking_for_both(monkeypatch: pytest.MonkeyPatch, tokenizer: Any, admission: Admission,
-                                           name: str) -> None:
-    """Without an end marker, as the model may write it."""
+                                           name: str, invoke: str) -> None:
+    """Without an end marker, as V4 and V4.1 may write it."""
     monkeypatch.setattr(service, "_current", admission)
     tag = "\uff5cDSML\uff5c"
-    call = f'<{tag}{name}>\n<{tag}invoke name="look">\n</{tag}invoke>\n</{tag}{name}>'
+    call = f'<{tag}{name}>\n<{tag}{invoke} name="look">\n</{tag}{invoke}>\n</{tag}{name}>'
     ids, automaton = ids_of(tokenizer, ["hm\n\n", call]), admission.automaton
     assert automaton is not None
     word, events = automaton.block_word(tools=True), 0

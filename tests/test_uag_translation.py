@@ -24,8 +24,7 @@ from uag_tokenizers import (
 
 from sglang_ext.uag.text.draft_context import DraftContext, draft_context
 from sglang_ext.uag.text.proposal import Proposal
-from sglang_ext.uag.text.specials import SpecialMap
-from sglang_ext.uag.text.translator import Translator
+from sglang_ext.uag.text.translator import SpecialMap, Translator
 from sglang_ext.uag.text.vocabulary import Vocabulary
 
 PAIRS = [("smollm2", "mistral"), ("mistral", "smollm2"), ("tekken", "mistral"), ("mistral", "tekken"),

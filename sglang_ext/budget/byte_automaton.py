@@ -33,6 +33,7 @@ from .byte_rules import (
 from .byte_states import FRESH, HERE, NOWHERE, ROLE, TURN, Call, Inside, Outside, Pending, State
 from .entries import INSIDE, LINE_END, PENDING, STATE_MASK, Event
 
+NOTHING = Event(0)
 EVENTS = Event.OPEN | Event.CLOSE | Event.IMPLICIT | Event.END_OUTSIDE | Event.BEGIN
 
 
@@ -198,14 +199,14 @@ class ByteAutomaton:
         end, ended = self._ends[r].step(state.end, byte)
         if ended:
             again = self._behind(state, byte, state.end + 1, False) >= 0
-            return Outside(r, heads, behind=0 if again else -1), Event.END_OUTSIDE if again else Event(0)
+            return Outside(r, heads, behind=0 if again else -1), Event.END_OUTSIDE if again else NOTHING
         space = space_after(state.space, byte)
         place = self._place(state.place, space is not None, byte)
         half = space if place == FRESH and space is not None else b""
         behind = self._behind(state, byte, end, space is not None)
         if markers.line_break and behind and behind == len(self._answers[r]) > state.behind:
             place, half = FRESH, b""
-        return Outside(r, heads, place, half, end, behind), Event(0)
+        return Outside(r, heads, place, half, end, behind), NOTHING
 
     @staticmethod
     def _place(place: int, space: bool, byte: int) -> int:
@@ -246,14 +247,14 @@ class ByteAutomaton:
         r, written = state.rules, state.written + bytes([byte])
         if not state.space and any(text.startswith(written) for text in state.expected):
             if written not in state.expected:
-                return replace(state, written=written), Event(0)
+                return replace(state, written=written), NOTHING
             if not state.spaced:
-                return self.block_of(r), Event(0) | Event.OPEN
+                return self.block_of(r), Event.OPEN
             return self._opened(self._siblings[r][state.expected.index(written)]), Event.OPEN
         stands = state.written + state.space + bytes([byte])
         waits = self._waits(state, stands) if state.spaced else None
         if waits is not None:
-            return waits, Event(0)
+            return waits, NOTHING
         after, events = self.block_of(r), Event.BEGIN
         for each in stands:
             after, more = self._step(after, each)
@@ -284,9 +285,9 @@ class ByteAutomaton:
                 return after, Event.IMPLICIT
             progress.append(frozenset(k for k in grown if k != len(spec.marker) or spec.heads or spec.name))
         missing = still_missing(state.missing, byte)
-        return Inside(r, end, tuple(progress), byte == NEWLINE, missing, state.call), Event(0)
+        return Inside(r, end, tuple(progress), byte == NEWLINE, missing, state.call), NOTHING
 
     def _call(self, state: Call, byte: int) -> tuple[State, Event]:
         until = self.rules[state.rules].implicit[state.which].until
         at, done = Matcher(until).step(state.until, byte)
-        return Pending(state.rules) if done else replace(state, until=at), Event(0)
+        return Pending(state.rules) if done else replace(state, until=at), NOTHING

@@ -163,6 +163,9 @@ class Headers:
         self._decided = [self._last_gap(items) if o.decides else None
                          for o, items in zip(self._openings, self._items, strict=True)]
         self._pairs = len(pairs)
+        self._first = frozenset((o, 0, b"") for o in range(len(self._openings)))
+        self._after: dict[tuple[Head, int], tuple[Head, ...]] = {}
+        self._outcome: dict[frozenset[Head], tuple[frozenset[Head], Opened | None]] = {}
 
     @staticmethod
     def _items_of(opening: Opening) -> tuple[bytes | Gap, ...]:
@@ -185,17 +188,29 @@ class Headers:
         Nothing begins in a gap of any bytes: what stands there is that header's.
         """
         fresh = fresh and all(self._items[o][at] is not Gap.ANY for o, at, _ in heads)
-        begun = heads | {(o, 0, b"") for o in range(len(self._openings))} if fresh else heads
-        grown = {(o, *after) for o, at, half in begun for after in self._next(o, at, half, byte)}
+        begun = heads | self._first if fresh else heads
+        grown = frozenset(after for head in begun for after in self._grown(head, byte))
+        if grown not in self._outcome:
+            self._outcome[grown] = self._settled(grown)
+        return self._outcome[grown]
+
+    def _settled(self, grown: frozenset[Head]) -> tuple[frozenset[Head], Opened | None]:
         decided = [o for o, at, _ in grown if at == self._decided[o]]
         if decided:
-            grown = {head for head in grown if head[0] == min(decided)}
+            grown = frozenset(head for head in grown if head[0] == min(decided))
         complete = sorted({o for o, at, _ in grown if at == len(self._items[o])})
         opening = [o for o in complete if self._openings[o].opens]
         if opening:
             pair = opening[0] if opening[0] < self._pairs else 0
             return frozenset(), Opened(pair, any(self._openings[o].call for o in opening))
-        return frozenset() if complete else frozenset(grown), None
+        return frozenset() if complete else grown, None
+
+    def _grown(self, head: Head, byte: int) -> tuple[Head, ...]:
+        after = self._after.get((head, byte))
+        if after is None:
+            opening, at, half = head
+            after = self._after[head, byte] = tuple((opening, *each) for each in self._next(opening, at, half, byte))
+        return after
 
     def _next(self, opening: int, at: int, half: bytes, byte: int) -> Iterator[tuple[int, bytes]]:
         items = self._items[opening]

@@ -124,8 +124,8 @@ THINK_TOOL_ALWAYS = replace(THINK_TOOL, implied=Implied.ALWAYS)
 THINK_TOOL_NAME = replace(THINK, implicit=(Implicit("<tool_call>", JSON_OR_XML, name=True),))
 DSML = "<\uff5cDSML\uff5c"
 THINK_DSML = replace(THINK, implicit=tuple(
-    Implicit(DSML + name, (DSML + "invoke",)) for name in ("tool_calls>", " calls>")))
-"""DeepSeek V4 and V4.1; its parser takes either name from either model."""
+    Implicit(DSML + name, (DSML + "invoke", DSML + " invoke")) for name in ("tool_calls>", " calls>")))
+"""DeepSeek V4 and V4.1, whose names begin with a space; its parser takes either from either model."""
 
 HARMONY_ANSWER = "<|start|>assistant<|channel|>final<|message|>"
 ANALYSIS = (Gap.SPACES, Word("analysis"), Gap.ANY)

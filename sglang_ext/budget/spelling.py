@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .contract import FIELD, UNLIMITED, BudgetError, Limits, parse, shown
-from .switches import BOOLEANS, SWITCHES, read_switches
-from .words import canonical, decoded, words_of
+from .names import BOOLEANS, SWITCHES, canonical, decoded, read_switches, words_of
 
 ALIASES = (
     "thinking_budget", "thinking_token_budget", "max_thinking_tokens", "thinking_budget_tokens", "reasoning_budget",

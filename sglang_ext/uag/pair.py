@@ -13,8 +13,7 @@ from sglang.srt.model_executor.pool_configurator import create_memory_pool_confi
 from sglang.srt.runtime_context import get_model, get_schedule, get_spec
 
 from ..config import Settings
-from .text.specials import SpecialMap, read_override
-from .text.translator import Translator, refusal_of
+from .text.translator import SpecialMap, Translator, read_override, refusal_of
 from .text.vocabulary import Vocabulary
 
 logger = logging.getLogger(__name__)
