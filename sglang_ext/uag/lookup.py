@@ -53,12 +53,9 @@ class Index:
         mine, last, before = self.ids, self._last, self._before
         previous = mine[-1] if mine else GAP
         for place, token in enumerate(ids, len(mine)):
-            if GAP in (previous, token):
-                before.append(NOWHERE)
-            else:
-                pair = previous << 32 | token
-                before.append(last.get(pair, NOWHERE))
-                last[pair] = place
+            pair = previous << 32 | token
+            before.append(last.get(pair, NOWHERE))
+            last[pair] = place
             mine.append(token)
             self._single = self._last_single.get(token, NOWHERE)
             self._last_single[token] = place
