@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from sglang_ext.uag.draft_state import Counts
 from sglang_ext.uag.drafter import Drafter
-from sglang_ext.uag.lengths import FixedLengths, RequestStats
+from sglang_ext.uag.fixed_lengths import FixedLengths
 from sglang_ext.uag.sources import Plan, RequestState, Sources
+from sglang_ext.uag.speed_up import RequestStats
 from sglang_ext.uag.text_source import Memory, TextSource
 
 MOST = 4

@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from sglang.srt.managers.overlap_utils import FutureMap
 
 from sglang_ext.uag.drafter import Drafter
-from sglang_ext.uag.lengths import FixedLengths, Planned
+from sglang_ext.uag.fixed_lengths import FixedLengths
 from sglang_ext.uag.proposer import Proposer
 from sglang_ext.uag.relay import KnownLengths, UagFutureMap
 from sglang_ext.uag.sources import Sources
+from sglang_ext.uag.speed_up import Planned
 
 WIDTH = 5
 

@@ -10,7 +10,7 @@ of both a new one is.
     at each step, as the text may become another:
         belief    +=  _CHANGE * (population - belief)
     and at each draft, so that each request counts by what its drafts changed in all:
-        population += _LEARNING * (belief after - belief before)
+        population += (belief after - belief before) * max(_LEARNING, 1 / (2 + changes so far))
 
 What is known of the population fades towards knowing nothing, all rates alike, with steps of any kind.
 """
@@ -23,7 +23,7 @@ from .step_times import Floats
 
 _NUM_RATES = 10
 _CHANGE = 1 / 128  # probability that a request's text becomes another, in one step
-_LEARNING = 1 / 16  # weight of a request in the population
+_LEARNING = 1 / 16  # weight of a request in the population, at least: the first ones count for more
 _FORGETTING = 1 / 2048  # of the population, in one step
 _LEAST = 1e-4  # probability of a rate
 RATES: Floats = (np.arange(_NUM_RATES) + 0.5) / _NUM_RATES
@@ -39,6 +39,7 @@ class Population:
 
     def __init__(self) -> None:
         self.belief: Floats = np.full(_NUM_RATES, 1 / _NUM_RATES)
+        self._changes = 0.0  # probability that was moved from some rates to others; about one for a request
 
     def pass_by(self, steps: int) -> None:
         """So many steps were made."""
@@ -51,7 +52,9 @@ class Population:
 
     def learn(self, before: Floats, after: Floats) -> None:
         """A draft changed what is known of a request."""
-        self.belief = _normal(np.maximum(self.belief + _LEARNING * (after - before), _LEAST))
+        change = (after - before) * max(_LEARNING, 1 / (2 + self._changes))
+        self._changes += float(np.abs(after - before).sum()) / 2
+        self.belief = _normal(np.maximum(self.belief + change, _LEAST))
 
 
 def posterior(belief: Floats, accepted: int, refused: bool) -> Floats:

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..config import MODEL, SOURCES
 from .draft_pool import DraftRow
-from .lengths import RequestStats
+from .speed_up import RequestStats
 from .text.draft_context import DraftContext
 
 

@@ -12,7 +12,9 @@ from ..config import MODEL
 from .decode_loop import DecodeLoop, DraftSequence, mean_length
 from .draft_runner import DraftRunner
 from .draft_state import NO_TOKENS, Counts, DraftState, DraftTokens
-from .lengths import FixedLengths, LengthControl, RequestStats
+from .fixed_lengths import FixedLengths
+from .lengths import LengthControl
+from .speed_up import RequestStats
 from .text.draft_context import DraftContext
 from .text.proposal import END
 
@@ -73,7 +75,8 @@ class Drafter:
         try:
             for state in states:
                 state.translate()
-            self._read([s for s in states if s.context.unavailable_reason is None and self._reserve(s)], self._chunk)
+            self._read([s for s in states if s.context.unavailable_reason is None
+                        and self.lengths.worth_reading(len(s.missing)) and self._reserve(s)], self._chunk)
         except Exception as error:
             self._failed(states, error)
 

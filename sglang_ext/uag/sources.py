@@ -8,7 +8,9 @@ from typing import NamedTuple
 
 from .draft_state import NO_TOKENS, Counts, DraftState, DraftTokens
 from .drafter import Drafter
-from .lengths import FixedLengths, LengthControl, RequestStats
+from .fixed_lengths import FixedLengths
+from .lengths import LengthControl
+from .speed_up import RequestStats
 from .text_source import TextSource, TextState
 
 

@@ -15,8 +15,8 @@ Floats = npt.NDArray[np.float64]
 Kind = Literal["plain", "verify", "draft_extend", "draft_step"]
 """A step of the target over one position a request, or over several; one of the draft over new ids of the text, or over
 the id that it wrote last."""
-_MOMENT = 5  # measurements whose median says how fast the machine is at present
-_REMEMBERED = 15  # measurements whose median says how long a step takes beside a plain one
+_PLAIN = 5  # plain steps whose median says how fast the machine is at present
+_REMEMBERED = 9  # measurements whose median says how long a step takes beside a plain one
 _WIDTHS = 32  # verifications of a batch size, after which what a width took is forgotten, so that it is tried again
 _OUTLIER = 2.0  # times the estimate, as which a longer step counts: it may have compiled something
 
@@ -25,8 +25,7 @@ class StepTimes:
     """Estimated seconds of steps. What was not measured yet is expected to be short, so that it is tried.
 
     All but plain steps are kept as parts of a plain step of the moment in which they were measured: a machine that gets
-    busy slows all of them, and those that are measured rarely stay comparable. While there are no plain steps, the
-    moment is known from the others: all of them take longer than expected.
+    busy slows all of them, and those that are measured rarely stay comparable.
 
     Args:
         width: positions of the widest verification.
@@ -34,13 +33,13 @@ class StepTimes:
 
     def __init__(self, width: int) -> None:
         self._width = width
-        self._plain: dict[int, deque[float]] = {}  # seconds, by batch bucket, as if `_slowness` were 1
+        self._plain: dict[int, deque[float]] = {}  # seconds, by batch bucket
         self._verify: dict[int, deque[tuple[int, float]]] = {}  # positions and plain steps, by batch bucket
         self._extend: dict[int, deque[float]] = {}  # plain steps of as many requests, by batch bucket
         self._step: dict[int, deque[float]] = {}  # the same
         self._read: deque[float] = _last()  # plain steps of one request, for an id of a long text
-        self._slower = deque([1.0] * _MOMENT, _MOMENT)  # for the last steps but plain ones: seconds for one expected
         self._targets: dict[int, Floats] = {}  # plain steps, by batch bucket
+        self._parts: dict[tuple[int, int], float] = {}  # `_part` of what was measured so far
 
     def add(self, kind: Kind, batch: int, width: int, seconds: float) -> None:
         """Count a measured step. The draft's count once a plain step was measured.
@@ -58,48 +57,42 @@ class StepTimes:
             raise ValueError(f"{kind} of batch {batch}, width {width}, {seconds} s: accepted are batch and width of 1 "
                              "or more and a finite time of 0 or more")
         plain = self.plain(batch)
+        self._parts.clear()
         if kind == "plain" or (kind == "verify" and width == 1):
             most = _OUTLIER * (_at(self._plain, batch) or inf)
-            self._plain.setdefault(bucket(batch), _last(_MOMENT)).append(min(seconds / self._slowness, most))
+            self._plain.setdefault(bucket(batch), _last(_PLAIN)).append(min(seconds, most))
         elif not plain:
             return
         elif kind == "verify":
             self._add_verify(batch, min(width, self._width), seconds)
         elif kind == "draft_step" or width <= 2 * self._width:
             measured = self._step if kind == "draft_step" else self._extend
-            part = self._in_plain_steps(seconds, batch, self._part(measured, batch), bucket(batch) in measured)
+            part = self._in_plain_steps(seconds, batch, self._part(measured, batch))
             measured.setdefault(bucket(batch), _last()).append(part)
+            self._parts.clear()
         else:  # a prompt, or what was written without drafts
             ids = max(seconds - self._part(self._extend, batch) * plain, 0.0) / (batch * width)
             self._read.append(ids / self.plain(1))
 
     def _add_verify(self, batch: int, width: int, seconds: float) -> None:
         measured = self._verify.setdefault(bucket(batch), deque(maxlen=_WIDTHS))
-        known = any(size == width for size, _ in measured)
-        part = self._in_plain_steps(seconds, batch, float(self._target(batch)[width - 1]), known)
+        part = self._in_plain_steps(seconds, batch, float(self._target(batch)[width - 1]))
         measured.append((width, max(part, 1.0)))
         self._targets.clear()
 
-    def _in_plain_steps(self, seconds: float, batch: int, expected: float, known: bool) -> float:
-        """A step's seconds in plain steps. If such steps are known, it tells of the machine's speed, too."""
-        if known:
-            slower = seconds / (expected * _at(self._plain, batch))
-            self._slower.append(min(slower, _OUTLIER * self._slowness))
+    def _in_plain_steps(self, seconds: float, batch: int, expected: float) -> float:
         return min(seconds / self.plain(batch), _OUTLIER * (expected or inf))
-
-    @property
-    def _slowness(self) -> float:
-        return median_low(self._slower) or 1.0
 
     def plain(self, batch: int) -> float:
         """Seconds of a target's step without drafts; 0 where none was measured."""
-        return self._slowness * _at(self._plain, batch)
+        return _at(self._plain, batch)
 
     def target(self, batch: int) -> Floats:
         """[width] seconds of a target's step over 1 to `width` positions a request.
 
-        Widths between measured ones are on the line between them. Wider ones take what the widest takes, until they are
-        measured. A batch size of which no wider step was measured has the proportions of the nearest one.
+        Widths between measured ones are on the line between them, and wider ones on the line through the two widest. If
+        one was measured, wider ones take as long as it. A batch size of which no wider step was measured has the
+        proportions of the nearest one.
         """
         return self._target(batch) * self.plain(batch)
 
@@ -111,7 +104,10 @@ class StepTimes:
                 widths.setdefault(size, []).append(part)
             sizes = sorted(widths)
             parts = [median_low(widths[size][-_REMEMBERED:]) for size in sizes]
-            self._targets[n] = np.interp(np.arange(1, self._width + 1), sizes, parts)
+            positions = np.arange(1, self._width + 1)
+            slope = max(parts[-1] - parts[-2], 0.0) / (sizes[-1] - sizes[-2]) if len(sizes) > 2 else 0.0
+            wider = np.maximum(positions - sizes[-1], 0) * slope
+            self._targets[n] = np.interp(positions, sizes, parts) + wider
         return self._targets[n]
 
     def widest(self, batch: int) -> int:
@@ -124,6 +120,11 @@ class StepTimes:
             return None
         first = self._part(self._extend, requests) * self.plain(requests)
         return np.where(steps, first + (steps - 1) * self.step(requests), 0.0)
+
+    @property
+    def drafted(self) -> bool:
+        """Whether any draft was measured."""
+        return bool(self._extend)
 
     def step(self, requests: int) -> float:
         """Seconds of one more step of a draft; as long as the first until it is measured."""
@@ -139,8 +140,11 @@ class StepTimes:
 
     def _part(self, measured: dict[int, deque[float]], batch: int) -> float:
         """Plain steps that a step of the draft takes, for plain steps of as many requests."""
-        seconds = {n: deque([median_low(parts) * self.plain(n)]) for n, parts in measured.items()}
-        return _at(seconds, batch) / self.plain(batch) if seconds else 0.0
+        key = id(measured), bucket(batch)
+        if key not in self._parts:
+            seconds = {n: deque([median_low(parts) * _at(self._plain, n)]) for n, parts in measured.items()}
+            self._parts[key] = _at(seconds, batch) / _at(self._plain, batch) if seconds else 0.0
+        return self._parts[key]
 
     def _nearest(self, batch: int) -> Sequence[tuple[int, float]]:
         """Verifications of the batch bucket nearest to `batch` of which any was measured."""

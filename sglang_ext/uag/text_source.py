@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from ..config import TEXT
 from .draft_state import NO_TOKENS, DraftTokens
-from .lengths import RequestStats
 from .lookup import GAP, NO_MATCH, Index, Match
+from .speed_up import RequestStats
 
 REMEMBERED = 1 << 18
 """Ids of other responses that are kept, in two halves of which the older one goes first."""

@@ -28,7 +28,8 @@ from ..config import MODEL, TEXT, Settings
 from .draft import Draft, to_device
 from .draft_runner import DraftRunner
 from .drafter import Drafter
-from .lengths import FixedLengths, LengthControl
+from .fixed_lengths import FixedLengths
+from .lengths import LengthControl
 from .pair import Pair, free_memory, refuse_recurrent
 from .proposer import Proposer
 from .ranks import Ranks
