@@ -24,7 +24,7 @@ from .step_times import Floats
 _NUM_RATES = 10
 _CHANGE = 1 / 128  # probability that a request's text becomes another, in one step
 _LEARNING = 1 / 16  # weight of a request in the population, at least: the first ones count for more
-_FORGETTING = 1 / 2048  # of the population, in one step
+_FORGETTING = 1 / 8192  # of the population, in one step
 _LEAST = 1e-4  # probability of a rate
 RATES: Floats = (np.arange(_NUM_RATES) + 0.5) / _NUM_RATES
 """[rates], ascending."""

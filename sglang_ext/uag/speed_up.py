@@ -15,8 +15,8 @@ with the measured seconds of `step_times.py`. A draft that costs nothing, such a
 has draft(m, k) = 0: everybody may have one, of another length.
 
 A draft also tells something. If the rate a was known, each of the steps that follow would gain best(a) - 1, or nothing
-where that is negative. So knowing it is worth E[max(best(a) - 1, 0)] for each step that the request is expected to go on
-(expected value of perfect information; Howard, "Information Value Theory", 1966).
+where that is negative. So knowing it is worth E[max(best(a) - 1, 0)] for each step that the request is expected to go
+on (expected value of perfect information; Howard, "Information Value Theory", 1966).
 """
 
 from __future__ import annotations
