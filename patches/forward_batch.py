@@ -1,8 +1,7 @@
 """`ForwardBatch.init_new`: which slots get a new row with this forward.
 
-The host knows the requests here, and the forward stream will run the step: what must be written is collected now and
-written in `sampling.py`, right before the step's logits are masked, after whatever an earlier step still does to a slot
-that has changed hands.
+The host knows the requests here. What must be written is collected now. `sampling.py` writes it on the forward stream,
+right before the step's logits are masked: an earlier step may still use a slot that has changed hands.
 """
 
 from __future__ import annotations

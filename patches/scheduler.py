@@ -44,7 +44,7 @@ def init_request(original: Callable[..., None], self: Any, *args: Any, **kwargs:
     self.think, self.think_error = None, None
     custom = self.sampling_params.custom_params
     custom = custom if isinstance(custom, dict) else {}
-    try:  # the object form, as the tokenizer manager sends it; whatever a client wrote where a request came past it
+    try:  # the tokenizer manager's object form, or a client's own words where a request came past it
         budget = service.current().admit(list(spellings(custom, "custom_params.")), None)
     except BudgetError as error:
         self.think_error = str(error)

@@ -76,7 +76,7 @@ class Thinking:
         return self._row
 
     def ask(self, end: End) -> str:
-        """Ask for an end of the block that is open; return what that comes to."""
+        """Ask for an end of the open block; return one of ENDING, WAITING, ENDING_ALREADY, NOT_THINKING."""
         self.overdue |= end.standing
         latest = self._row.latest if self._row is not None else []
         forcing = bool(latest) and latest[Word.CURSOR] != NOT_FORCING
@@ -109,7 +109,7 @@ class Thinking:
         return row, words, program if own is None else own, self.ends[0]
 
     def retire(self, end: End) -> None:
-        """A step that the end was sent with is over: it was taken (`note`), or there was nothing to end."""
+        """The step that took the end along is over. Either the row took it (`note`), or there was nothing to end."""
         if self._sent is not None and self._sent.end is end:
             self._sent = None
             self.ends.remove(end)

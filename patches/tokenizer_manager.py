@@ -115,8 +115,8 @@ def _arrived(manager: Any, rid: Any) -> float:
 
 
 def _nothing_to_do(tokenizer: Any, prompt: list[int], off: Off) -> bool:
-    """Whether a request that is not to think needs no budget: its chat template has a switch, which is set, and opened
-    no block; or this server knows no thinking at all."""
+    """Whether a request with thinking switched off needs no budget: the chat template has a switch, which is set, and
+    opened no block; or the model's markers are unknown."""
     admission = service.current()
     if admission.automaton is None:
         return True

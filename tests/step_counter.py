@@ -60,8 +60,8 @@ def steps(file: Path) -> list[Step]:
     return [Step(**json.loads(line)) for line in file.read_text().splitlines()]
 
 
-class _Operators(TorchDispatchMode):
-    """Counts what is dispatched."""
+class Operators(TorchDispatchMode):
+    """Counts what is dispatched, in all and outside the model's forward."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,6 +70,19 @@ class _Operators(TorchDispatchMode):
 
     def clear(self) -> None:
         self.all, self.outside = 0, list[str]()
+
+    def model(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """A forward whose operators are not counted as outside."""
+
+        @wraps(forward)
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            self.in_model = True
+            try:
+                return forward(*args, **kwargs)
+            finally:
+                self.in_model = False
+
+        return counted
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.all += 1
@@ -82,13 +95,13 @@ class _Loop:
     """What the plugin keeps of the scheduler's loop."""
 
     def __init__(self) -> None:
-        self.operators = _Operators()
+        self.operators = Operators()
         self.drafted, self.batch, self.began = False, None, 0.0
 
     def begin(self, scheduler: Any) -> None:
         """The loop begins to run."""
         model = scheduler.tp_worker.model_runner.model
-        model.forward = self._forward(model.forward)
+        model.forward = self.operators.model(model.forward)
         if os.environ[OPERATORS] == "1":
             self.operators.__enter__()
 
@@ -104,17 +117,6 @@ class _Loop:
         decodes = batch is not None and batch.forward_mode.is_decode()
         self.batch = len(batch.reqs) if decodes else None
         self.drafted, self.began = False, began
-
-    def _forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(original)
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            self.operators.in_model = True
-            try:
-                return original(*args, **kwargs)
-            finally:
-                self.operators.in_model = False
-
-        return forward
 
 
 def register() -> None:

@@ -42,8 +42,8 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> dict[str, Launches]:
 
 
 def test_a_step_neither_synchronises_nor_allocates(launches: dict[str, Launches]) -> None:
-    """Failure 13: a mask's `nonzero` waits for the device. Fake CUDA tensors raise on a read of their values and on
-    mixed devices; what a step allocates is counted."""
+    """No operation may wait for the device, as a mask's `nonzero` would. Fake CUDA tensors raise on a read of their
+    values and on mixed devices; what a step allocates is counted."""
     a, n, k, vocab = lifted("plain", 48, True), 5, 4, 70_000
     with FakeTensorMode(allow_non_fake_inputs=False):
         state = BudgetState(torch.empty(9, WORDS, dtype=torch.int32, device="cuda"),

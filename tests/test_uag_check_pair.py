@@ -124,7 +124,7 @@ def test_no_such_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_refusals() -> None:
-    """Failures 7 and 11: a pair is translated or refused, never taken for another; equal sizes prove nothing."""
+    """A pair is translated or refused, never taken for another; equal sizes prove nothing."""
     assert refusal(tokenizer("byte-level"), tokenizer("first")) is None
     assert refusal(tokenizer("wordpiece"), tokenizer("wordpiece")) is None  # the same: nothing is translated
     reason = "draft: the text WordPiece tokenizer does not write plain text back exactly"

@@ -143,14 +143,13 @@ class Admission:
             )
 
     def _with_reserve(self, budget: ThinkBudget, max_new_tokens: int | None) -> ThinkBudget:
-        """The budget with its reserve in tokens. The server's own message gives way to an answer; a request's does
-        not."""
+        """The budget with its reserve in tokens. Only a request's own message takes room from the reserve."""
         least = self.closing(replace(budget, message=budget.message or ""))
         return replace(budget, answer_tokens=budget.reserve(max_new_tokens, least))
 
     def _drop_message_if_no_room(self, budget: ThinkBudget, max_new_tokens: int | None) -> ThinkBudget:
-        """The budget without the server's own stop message, where that would take the place of the answer, or of all
-        thinking: nothing is said about a thought that there was none of."""
+        """The budget without the server's own stop message, where that would leave no room for an answer or for any
+        thinking. A budget of 0 has no message either: there was no thinking to comment on."""
         if budget.message is not None or not self.limits.message:
             return budget
         if budget.max_tokens == 0:

@@ -24,7 +24,7 @@ class RequestRow:
         stride: room for a request's own sequence in a slot.
         budget: what it was made of.
         pair: the pair of markers that the response starts with.
-        latest: [WORDS] after `latest_length` output tokens, as they stood in whatever slot it was.
+        latest: [WORDS] after `latest_length` output tokens, as they stood in the slot that the request had then.
     """
 
     words: list[int]

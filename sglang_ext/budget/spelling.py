@@ -45,7 +45,7 @@ _DEPTH = 64
 
 @dataclass(frozen=True)
 class Off:
-    """A request's wish not to think, until its prompt tells whether a chat template has seen to it.
+    """Thinking is switched off. Once the prompt is known, it is either done by the template or a budget of 0.
 
     Attributes:
         templated: a template wrote the prompt, and its switches are set.
@@ -69,7 +69,7 @@ class Wish:
     error: str | None = None
 
     def given(self, limits: Limits, templated: bool) -> list[tuple[str, Any]]:
-        """The budgets to admit; a request that is not to think has `Off`, or a budget of 0 if it names a budget too.
+        """The budgets to admit. With a switch that turns thinking off: `Off`, or a budget of 0 beside another budget.
 
         Args:
             templated: whether a chat template writes the prompt.

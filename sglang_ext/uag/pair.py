@@ -152,8 +152,8 @@ def free_memory(target: Any) -> int | None:
 def shared_tokens(target: Any, draft: Any, ratio: float, free: int) -> int:
     """Tokens that the target's pool can hold if the draft's holds `ratio` times as many, in so many bytes.
 
-    sglang's own accounts say how many tokens fit where one pool has all of the memory, whatever a layer keeps of a
-    token: heads, a latent, less bits.
+    sglang's own accounts say how many tokens fit where one pool has all of the memory. They know what each layer keeps
+    of a token: heads, a latent, quantized values.
     """
     account = target.kv_cache_configurator
     return max(int(1 / (1 / tokens_in(account, free) + ratio / draft.tokens_in(free))), 1)
