@@ -22,7 +22,7 @@ import numpy as np
 from .step_times import Floats
 
 _NUM_RATES = 10
-_CHANGE = 1 / 128  # probability that a request's text becomes another, in one step
+_CHANGE = 1 / 512  # probability that a request's text becomes another, in one step
 _LEARNING = 1 / 16  # weight of a request in the population, at least: the first ones count for more
 _FORGETTING = 1 / 8192  # of the population, in one step
 _LEAST = 1e-4  # probability of a rate
