@@ -35,6 +35,7 @@ class Shape:
         between: what stands between an end and the next opening.
         call: how the model calls `look` with `n` 1, behind the end.
         inside: the same for a call in a block that has no end; empty where one cannot be.
+        calls_apart: its calls need the published tokenizer's ids, so a chat has none.
         body: what a chat says beside its messages.
         settings: of the tokenizer.
         control: further control tokens.
@@ -50,6 +51,7 @@ class Shape:
     call: Sequence[str] = ()
     inside: Sequence[str] = ()
     prompted: bool = False
+    calls_apart: bool = False
     body: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     control: Sequence[str] = ()
@@ -78,21 +80,25 @@ class Shape:
     @property
     def scripts(self) -> Scripts:
         """All of them, and what follows a forced end."""
-        last = CONTROL.findall(self.prompt)
-        lead = last[-1] if last and self.prompt.endswith(last[-1]) else self.prompt[-1]
+        known = [*CONTROL.findall(self.prompt), *self._words()]
+        lead = next((piece for piece in known if self.prompt.endswith(piece)), self.prompt[-1])
         behind = [*self.end, *self.header]
         sequences = [[behind[-1], *ANSWER, EOS],
                      *([key, lead, *wanted] for key, wanted in self.responses.items())]
         recalls = _recalls(sequences)
         told = [piece for piece in self.header[:-1] if piece not in (*self.opening, *self.end, *self.between)]
         recalls += [(piece, behind[-1], ANSWER[0]) for piece in (*told[-1:], "v2 ")]
-        return Scripts(sequences, added=self._control(), eos=EOS, recalls=recalls)
+        return Scripts(sequences, added=self._control(), eos=EOS, words=self._words(), recalls=recalls)
 
     @property
     def again(self) -> Scripts:
         """Thinks a word, ends, and thinks again, for ever."""
         sequence = ["1", *self.opening, "v1 ", *self.end, *self.between, *self.opening]
-        return Scripts([sequence], added=self._control(), eos=EOS)
+        return Scripts([sequence], added=self._control(), eos=EOS, words=self._words())
+
+    def _words(self) -> list[str]:
+        pieces = dict.fromkeys((*self.header, *self.end, *self.opening))
+        return [piece for piece in pieces if not CONTROL.fullmatch(piece)]
 
     def _control(self) -> list[str]:
         pieces = [*self.opening, *self.end, *self.between, *self.header, *self.call, *self.inside]
@@ -180,7 +186,7 @@ SHAPES = {
         "inkling", "<|end_message|>", ["<|message_model|>", "<|content_thinking|>"], ["<|end_message|>"],
         ["<|message_model|>", "<|content_text|>"], (), "inkling",
         ["<|message_model|>", "look", "<|content_invoke_tool_json|>", '{"name": "look", "args": {"n": 1}}',
-         "<|end_message|>"]),
+         "<|end_message|>"], calls_apart=True),
     "muse": Shape(
         "muse", "<|start|>assistant", [" to=self", "<|message|>"], ["<|eom|>"],
         ["<|start|>", "assistant", " to=user", "<|message|>"], ["<|start|>", "assistant"], "muse",

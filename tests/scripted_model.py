@@ -39,6 +39,7 @@ class Scripts:
         special: pieces that are special tokens.
         added: pieces that are added tokens but not special, as Qwen3's markers are: decoding shows them.
         eos: ends a response.
+        words: texts that the tokenizer writes as one piece each; those with a common beginning one behind the other.
         recalls: `(seen, last, next)`: where `seen` stands in the context, `last` is followed by `next`; of several that
             fit, the last one.
     """
@@ -47,6 +48,7 @@ class Scripts:
     special: Sequence[str] = ()
     added: Sequence[str] = ()
     eos: str = EOS
+    words: Sequence[str] = ()
     recalls: Sequence[tuple[str, str, str]] = ()
 
 
@@ -74,12 +76,14 @@ def build_scripted_model(folder: Path, scripts: Scripts, template: str | None = 
 def _tokenizer(scripts: Scripts) -> Tokenizer:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {c: i for i, c in enumerate(alphabet)}
-    for merge in MERGES:
+    words = [byte_level(word) for word in scripts.words]
+    merges = list(dict.fromkeys(f"{w[:n]} {w[n]}" for w in words for n in range(1, len(w)))) if words else MERGES
+    for merge in merges:
         vocabulary.setdefault(merge.replace(" ", ""), len(vocabulary))
     for piece in (p for sequence in scripts.sequences for p in sequence):
         if piece not in (scripts.eos, TURN, *scripts.special, *scripts.added):
             vocabulary.setdefault(byte_level(piece), len(vocabulary))
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[tuple(m.split(" ")) for m in MERGES]))
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[tuple(m.split(" ")) for m in merges]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(t, normalized=False) for t in (scripts.eos, TURN, *scripts.special)])
