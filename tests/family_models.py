@@ -35,7 +35,8 @@ class Shape:
         between: what stands between an end and the next opening.
         call: how the model calls `look` with `n` 1, behind the end.
         inside: the same for a call in a block that has no end; empty where one cannot be.
-        calls_apart: its calls need the published tokenizer's ids, so a chat has none.
+        calls_apart: no tool parser is served: its grammar is of the published tokenizer's ids (inkling), or holds every
+            response from the first token on, which this model does not know how to go along with (beam).
         body: what a chat says beside its messages.
         settings: of the tokenizer.
         control: further control tokens.
@@ -196,7 +197,7 @@ SHAPES = {
         "beam", "<|start|>assistant", ["<|channel|>", "analysis", "<|message|>"], ["<|end|>", "<|start|>", "assistant"],
         ["<|channel|>", "final", "<|message|>"], (), "beam",
         [" to=look", "<|channel|>", "analysis ", "<|constrain|>", "xml", "<|message|>",
-         '<rfl:parameter name="n">\n1\n</rfl:parameter>', "<|call|>"]),
+         '<rfl:parameter name="n">\n1\n</rfl:parameter>', "<|call|>"], calls_apart=True),
     "cohere_command4": Shape(
         "cohere_command4", "<|CHATBOT|><|START_THINKING|>", ["<|START_THINKING|>"], ["<|END_THINKING|>"],
         ["<|START_TEXT|>"], (), "cohere_command4",
@@ -222,7 +223,8 @@ SHAPES = {
     "mimo": _tags("mimo", "mimo", QWEN3, ends=True, chat_template_kwargs={"enable_thinking": True}),
     "deepseek-v4": _deepseek("deepseek-v4", _dsml("tool_calls", "invoke", "parameter")),
     "deepseek-v41": _deepseek("deepseek-v41", _dsml(" calls", " invoke", " parameter")),
-    "glm45": _tags("glm45", "glm47", GLM, ends=True),
+    "glm45": _tags("glm45", "glm45", _call(
+        "<tool_call>look\n<arg_key>n</arg_key>\n<arg_value>1</arg_value>\n</tool_call>"), ends=True),
     "hunyuan": Shape("hunyuan", PROMPT, [f"<think{HY}>"], [f"</think{HY}>"], (), ("so\n",), "hunyuan", HY_CALL, HY_CALL,
                      body={"reasoning_effort": "high"}),
     "iquest_q1": _tags("iquest_q1", "iquest_q1", _call(
@@ -247,7 +249,7 @@ SHAPES = {
                 "content": {"content": "text"},
                 "tool_calls": {"open": "<tool_call>", "close": "</tool_call>", "repeats": True, "content": "json",
                                "transform": {"type": "function", "function": {
-                                   "name": "{name}", "arguments": "{arguments}"}}}}}}),
+                                   "name": "{content.name}", "arguments": "{content.arguments}"}}}}}}),
 }
 """A row of the table each, or more where sglang reads the responses of its parsers in other ways."""
 

@@ -33,6 +33,7 @@ CALLS: dict[tuple[str, str], str] = {
     ("gigachat35", "gigachat35"):
         f'<{GCML}tool_calls>\n<{GCML}invoke name="look">\n<{GCML}parameter name="n" string="false">1'
         f"</{GCML}parameter>\n</{GCML}invoke>\n</{GCML}tool_calls>",
+    ("glm45", "glm47"): "".join(GLM),
     ("granite_thinking_parser", "hermes"): JSON,
     ("interns1", "interns1"): '<|action_start|> <|plugin|>\n{"name": "look", "parameters": {"n": 1}}<|action_end|>',
     ("ling3", "ling3"): "".join(GLM),

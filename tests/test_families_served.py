@@ -116,10 +116,10 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     folder = build(tmp_path_factory.mktemp("family"), shape)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     server = servers.launch("--model-path", str(folder), "--reasoning-parser", shape.parser, *FLOAT32,
-                            *(("--tool-call-parser", shape.tools) if shape.tools else ()))
+                            *(("--tool-call-parser", shape.tools) if shape.tools and not shape.calls_apart else ()))
     served = Served(shape, {i: tokenizer.decode([i]) for i in range(len(tokenizer))}, {})
-    asked = [flow for flow in FLOWS if flow.script in shape.responses
-             and not (flow.chat and flow.script == CALLS and shape.calls_apart)]
+    asked = [flow for flow in FLOWS if flow.script in shape.responses and not (
+        shape.calls_apart and flow.chat and flow.script == CALLS)]
     with ThreadPoolExecutor(len(asked)) as pool:
         responses = pool.map(lambda flow: server.post(*_body(shape, tokenizer, flow, served.budget(flow))), asked)
         served.bodies = dict(zip(asked, map(_read, asked, responses), strict=True))
@@ -180,6 +180,8 @@ class Said:
 def _asked(family: Served, flow: Flow) -> Any:
     if flow not in family.bodies:
         pytest.skip("the family has no such flow")
+    if flow.how == "goes on" and family.shape.parser == "beam":
+        pytest.skip("sglang puts the header of the answer in front of a message that goes on")
     return family.bodies[flow]
 
 
@@ -207,17 +209,21 @@ def _outcome(family: Served, flow: Flow) -> str:
 
 @pytest.mark.parametrize("flow", [flow for flow in FLOWS if flow.how], ids=str)
 def test_chat_in_other_ways(family: Served, flow: Flow) -> None:
+    """DeepSeek V4's encoder closes the block in front of a message that goes on."""
     body = _asked(family, flow)
     assert isinstance(body, tuple), body
     choices, usage = body
+    closed = flow.how == "goes on" and family.shape.parser.startswith("deepseek-v4")
     for said in choices.values():
         thought, answer = (re.findall(r"[a-z]\d", text) for text in (said.thought, said.answer))
         written = ["w1", "w2"] if flow.how != "goes on" else []
         together = flow.how == "together" or family.shape.parser == "minimax-append-think"
-        assert (thought, answer) == (([], [*written, "y1", "y2"]) if together else (written, ["y1", "y2"]))
+        behind = [] if closed else ["y1", "y2"]
+        assert (thought, answer) == (([], [*written, *behind]) if together else (written, behind))
         assert said.finish == "stop"
-        assert flow.how != "held" or said.pieces <= 1
-    assert {think["outcome"] for think in usage["think"]["choices"]} == {"eos" if flow.how == "goes on" else "forced"}
+        assert flow.how != "held" or said.pieces <= 1 or FAMILIES[family.shape.parser].protocol
+    assert {think["outcome"] for think in usage["think"]["choices"]} == {
+        "none" if closed else "eos" if flow.how == "goes on" else "forced"}
 
 
 @pytest.mark.parametrize("flow", [flow for flow in FLOWS if flow.chat and not flow.how], ids=str)
@@ -233,7 +239,7 @@ def test_chat(family: Served, flow: Flow) -> None:
     for said in choices.values():
         if family.shape.parser == "minimax-append-think":
             said.take_apart(*family.shape.opening, *family.shape.end)
-        if flow.script in (CALLS, CALLS_INSIDE) and not cut:
+        if flow.script in (CALLS, CALLS_INSIDE) and (said.call or not cut):
             assert (said.call, json.loads(said.arguments), said.finish) == ("look", {"n": 1}, "tool_calls")
             assert not said.answer.strip()
         else:
