@@ -65,9 +65,10 @@ class Point:
         if budget is not None:
             row[Word.AUTO] = int(self.a.bytewise.words[self.a.bytewise.block_start])
             row[Word.USED], row[Word.OUTCOME], row[Word.MAX] = history, Outcome.OPEN, budget
-            row[Word.FLAGS], row[Word.GRACE], row[Word.LAST] = Flag.ACTIVE | Flag.EOS_CLOSES, NO_LIMIT, NO_LIMIT
+            row[Word.FLAGS] = Flag.ACTIVE | Flag.EOS_CLOSES
+            row[Word.GRACE], row[Word.RESPONSE_LIMIT] = NO_LIMIT, NO_LIMIT
         row[Word.CURSOR] = NOT_FORCING
-        ref.arm(row, self.a, chosen=False)
+        ref.start_forcing_if_due(row, self.a, chosen=False)
         return row
 
     def ours_before(self, logits: torch.Tensor | None = None) -> None:

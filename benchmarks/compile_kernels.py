@@ -112,7 +112,7 @@ def specialisations(target: GPUTarget, dtypes: Sequence[torch.dtype] = DTYPES,
 
 def _tables(vocab: int, eos: int, classes: int) -> Tables:
     sizes = {"token_class": vocab, "step": 7 * classes, "end_cursor": 7, "end_start": 7, "ban_start": 8, "ban_ids": 5,
-             "cut_start": 22, "cut_ids": 5, "eos_ids": eos}
+             "guard_start": 22, "guard_ids": 5, "eos_ids": eos}
     return Tables(**{name: torch.zeros(size, dtype=torch.int32) for name, size in sizes.items()})
 
 

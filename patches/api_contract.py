@@ -14,7 +14,7 @@ from sglang_ext.budget.contract import BudgetError, shown
 from sglang_ext.budget.service import current
 from sglang_ext.budget.spelling import PROCESSOR, WRAPPER, Wish, in_parameters, read, without
 
-from .budget_fields import NO_THINKING, check_carrier
+from .budget_fields import NO_THINKING, check_carrier, refuse_beams
 from .tokenizer_manager import DEFAULT_NEW_TOKENS, LABELS
 
 OWN = "max_thinking_tokens"
@@ -51,8 +51,8 @@ def _check(body: Mapping[str, Any]) -> None:
         admitted = current().admit(given, most if isinstance(most, int) and not isinstance(most, bool) else None)
         if admitted is not None:
             check_carrier(params.get("custom_params"))
-        if given and admitted is not None and admitted.limited and params.get("beam_width", 1) not in (None, 1):
-            raise BudgetError(f"{given[0][0]}: beam search cannot be limited; accepted: beam_width 1")
+        if given and admitted is not None and admitted.limited:
+            refuse_beams(given[0][0], params.get("beam_width"))
 
 
 def _refuse_beside(beside: Wish, body: Mapping[str, Any]) -> None:

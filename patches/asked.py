@@ -1,7 +1,7 @@
 """What a request of an endpoint says about its thinking, beside its budget.
 
-It is noted where the request becomes sampling parameters, and settled where the prompt's ids are known; from there on
-the response is parsed by it.
+It is noted where the request becomes sampling parameters, and resolved where the prompt's ids are known. The response's
+parser reads the result.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Asked:
         parsed: sglang's reasoning parser reads the response.
         tools: the model may call tools.
         prefilled: the prompt ends in a message of the assistant's that the response goes on with.
-        request, start: what came of it; None for a request without a budget.
+        request, start: the result of `resolve`; None for a request without a budget.
     """
 
     parsed: bool = False
@@ -42,15 +42,15 @@ class Asked:
     start: Start | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Asked:
-        return self  # whoever copies the parameters is still told what comes of them
+        return self  # copies of the parameters share what `resolve` finds
 
     @property
     def begins_with_the_answer(self) -> bool:
         """Whether the prompt holds a closed block, or a message that goes on outside one."""
         return self.start is not None and (self.start.closed or (self.prefilled and not self.start.open))
 
-    def settle(self, thinks: bool, grammar: bool, input_ids: list[int]) -> Request:
-        """What it comes to, for a request that has a budget.
+    def resolve(self, thinks: bool, grammar: bool, input_ids: list[int]) -> Request:
+        """Find out how the response of a request with a budget starts.
 
         Args:
             thinks: thinking is switched on.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
-from sglang_ext.budget.contract import FIELD, BudgetError, shown
+from sglang_ext.budget.contract import FIELD, BudgetError, ThinkBudget, shown
 from sglang_ext.budget.effort import Share
 from sglang_ext.budget.spelling import Off, without
 
@@ -15,7 +15,7 @@ _SWITCHES = frozenset({"enable_thinking", "thinking"})
 _MODE, _OFF_MODE = "thinking_mode", "disabled"
 
 
-def settled(given: list[tuple[str, Any]], max_new_tokens: int | None, context_left: int,
+def resolved(given: list[tuple[str, Any]], max_new_tokens: int | None, context_left: int,
             is_off: Callable[[Off], bool]) -> list[tuple[str, Any]]:
     """The same budgets, with an effort's share of the response turned into tokens, and a wish not to think into a
     budget of 0 where no template has seen to it.
@@ -52,18 +52,25 @@ def has_switch(template: str) -> bool:
     return bool(switches & names)
 
 
+def refuse_beams(name: str, beam_width: int | None) -> None:
+    """Raises BudgetError for a budget in beam search, whose beams have no row."""
+    if beam_width not in (None, 1):
+        raise BudgetError(f"{name}: beam search cannot be limited; accepted: beam_width 1")
+
+
 def check_carrier(custom_params: Any) -> None:
     """Raises BudgetError if `custom_params` cannot carry a budget."""
     if custom_params is not None and not isinstance(custom_params, Mapping):
         raise BudgetError(f"custom_params: {shown(custom_params)} cannot carry a think budget; accepted: an object")
 
 
-def with_budget(params: Mapping[str, Any], budget: Mapping[str, Any] | Share | Off | None,
+def with_budget(params: Mapping[str, Any], budget: ThinkBudget | Mapping[str, Any] | Share | Off | None,
                 keep_names: bool = True) -> dict[str, Any]:
     """Sampling parameters that carry a checked budget as `custom_params.think_budget`, which every transport takes.
 
     Args:
-        budget: the object form; what `settled` will turn into one; or None.
+        budget: a checked one, as long as the parameters are in this process; its object form; what `resolved` will turn
+            into one; or None.
         keep_names: leave other names of a budget in `custom_params`, for a processor of the client's.
 
     Raises:

@@ -62,7 +62,7 @@ def _is_to_be_told(req: Any) -> bool:
 
 
 def _end_thinking(message: Any) -> Any:
-    """Ask for the end; return the answer to whoever waits for one."""
+    """Ask for the end; return the answer, None where nobody waits for one."""
     from .end_messages import EndThinkingReqOutput
 
     answer = partial(EndThinkingReqOutput, rid=message.rid, number=message.number)

@@ -1,8 +1,7 @@
 """`ForwardBatch.init_new`: which slots get a new row with this forward.
 
-The host knows the requests here, and the forward stream will run the step: what must be written is collected now and
-written in `sampling.py`, right before the step's logits are masked, after whatever an earlier step still does to a slot
-that has changed hands.
+The host knows the requests here. What must be written is collected now. `sampling.py` writes it on the forward stream,
+right before the step's logits are masked: an earlier step may still use a slot that has changed hands.
 """
 
 from __future__ import annotations
@@ -183,7 +182,7 @@ def _stage(reqs: Sequence[Any], device: ThinkDevice) -> Staged | None:
             continue
         row, fresh, program, end = think.entering(req)
         start = state.program_start(slot)
-        words.append(row.placed(fresh, start))
+        words.append(row.to_slot(fresh, start))
         places += range(start, start + len(program))
         ids += program
         ends += [(think, end)] if end is not None else []

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sglang_ext.budget import service
-from sglang_ext.budget.contract import ARRIVAL, FIELD, UNLIMITED
+from sglang_ext.budget.contract import ARRIVAL, FIELD, UNLIMITED, ThinkBudget
 from sglang_ext.budget.effort import Share
 from sglang_ext.budget.results import ReasoningTokens
 from sglang_ext.budget.spelling import Off
@@ -67,7 +67,9 @@ class Turns:
         if isinstance(wish, Off):
             wish = NO_THINKING
         elif wish is None or isinstance(wish, Share):
-            wish = default.to_dict() if default is not None else {}
+            wish = default or {}
+        if isinstance(wish, ThinkBudget):
+            wish = wish.to_dict()
         least = max(0, wish.get("min_tokens", 0) - think["tokens"])
         budget = {**wish, "min_tokens": least}
         if wish.get("seconds") is not None and wish.get("since", ARRIVAL) == ARRIVAL:

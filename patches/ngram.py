@@ -23,8 +23,8 @@ def prepare_draft_tokens(original: Callable[..., tuple[Array, Array]], self: Any
         late = self.prev_token_ids[i * width : i * width + self.prev_accept_lens[i]]
         missing = lens[i] + 1 - len(req.origin_input_ids) - len(req.output_ids)  # a prefill may stand between
         output = req.output_ids + array("q", late[-missing:]) if missing > 0 and late else req.output_ids
-        outlook = req.think.outlook(output)
-        forced = outlook.complete((), width - 1) if outlook is not None else []
+        lookahead = req.think.lookahead(output)
+        forced = lookahead.complete((), width - 1) if lookahead is not None else []
         if forced:
             drafts.reshape(-1, width)[i, 1 : 1 + len(forced)] = forced
             mask.reshape(-1, width, width)[i] = np.tri(width)

@@ -1,4 +1,4 @@
-"""The OpenAI, Anthropic and Ollama endpoints: what a request says about its thinking, in whatever way it says it.
+"""The OpenAI, Anthropic and Ollama endpoints: what a request says about its thinking, under any name.
 
 Their request models drop unknown fields in silence. So each model reads the body as the client wrote it, before it is
 checked, and keeps what was found in a field of its own. The field is added before the HTTP server binds its routes.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Annotated, Any
 
@@ -50,7 +51,7 @@ def read_wish(model: Any) -> None:
 
 
 def _collected(values: Any, fields: frozenset[str]) -> Any:
-    """A request's body with its wish beside it, and its template's switches set if it is not to think."""
+    """A request's body with its wish beside it. If thinking is switched off, the template's switches are set."""
     if isinstance(values, bytes):  # some clients of Ollama name no content type, and then nobody has read the JSON
         try:
             values = json.loads(values)
@@ -155,8 +156,7 @@ def with_checked_budget(request: Any, params: dict[str, Any], templated: bool) -
         return params
     if isinstance(given[0][1], Share | Off):
         return with_budget(params, given[0][1])
-    admitted = current().admit(given, params.get("max_new_tokens"))
-    return with_budget(params, admitted.to_dict() if admitted is not None else None)
+    return with_budget(params, current().admit(given, params.get("max_new_tokens")))
 
 
 def to_sampling_params(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -176,8 +176,8 @@ def convert_to_internal_request(original: Callable[..., Any], self: Any, request
 
 
 def _switch_off(serving: Any, request: Any) -> None:
-    """Turn thinking off in a chat request, in the way of the served family. One that always thinks gets a budget of 0
-    later, and so does a prompt that opens a block all the same."""
+    """Turn thinking off in a chat request, in the way of the served family. Where the family always thinks, or the
+    prompt opens a block in spite of the switch, the request gets a budget of 0 later."""
     try:
         serving.apply_reasoning_enabled(request, False)
     except ValueError:
@@ -189,7 +189,8 @@ def convert_messages_request(original: Callable[..., Any], self: Any, anthropic_
     wish = wish_of(anthropic_request)
     given = wish.given(current().limits, templated=True)
     if given and not isinstance(given[0][1], Off):
-        current().admit(given, anthropic_request.max_tokens)
+        admitted = current().admit(given, anthropic_request.max_tokens)
+        wish = wish if admitted is None else replace(wish, budgets=((given[0][0], admitted),))
     chat_request = original(self, _without_sglangs_part(anthropic_request, wish))
     setattr(chat_request, WISH, wish)
     if wish.off is not None:

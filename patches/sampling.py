@@ -59,7 +59,7 @@ class _HostWords:
                 think.ended(req, begin, length)
             for whose, end in self.ends:
                 if whose is think:
-                    think.settle(end)
+                    think.retire(end)
 
 
 @dataclass(frozen=True)

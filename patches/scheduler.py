@@ -43,15 +43,15 @@ def init_request(original: Callable[..., None], self: Any, *args: Any, **kwargs:
     original(self, *args, **kwargs)
     self.think, self.think_error = None, None
     custom = self.sampling_params.custom_params
-    given = list(spellings(custom, "custom_params.")) if isinstance(custom, dict) else []
-    try:
-        budget = service.current().admit(given, None)
+    custom = custom if isinstance(custom, dict) else {}
+    try:  # the tokenizer manager's object form, or a client's own words where a request came past it
+        budget = service.current().admit(list(spellings(custom, "custom_params.")), None)
     except BudgetError as error:
         self.think_error = str(error)
     else:
-        request = Request.of(custom.get(REQUEST_KEY) if isinstance(custom, dict) else None)
+        request = Request.of(custom.get(REQUEST_KEY))
         self.think = Thinking(budget, request) if budget is not None else None
-    ends.note_request(self, custom.get(ARRIVED_KEY) if isinstance(custom, dict) else None)
+    ends.note_request(self, custom.get(ARRIVED_KEY))
 
 
 def validate_dllm_request(original: Callable[..., Any], self: Any, req: Any) -> str | None:

@@ -14,7 +14,7 @@ from sglang_ext.budget.contract import ARRIVAL, FIRST_TOKEN, ThinkBudget
 from sglang_ext.budget.ends import Deadlines, End
 from sglang_ext.budget.loops import LoopWatch
 from sglang_ext.budget.prompt import Request
-from sglang_ext.budget.row import Outlook, RequestRow
+from sglang_ext.budget.row import Lookahead, RequestRow
 from sglang_ext.budget.stops import Seams
 
 from .reasoner_grammar import follow
@@ -40,7 +40,7 @@ class Thinking:
     """A request's budget and, from its first prefill on, its row.
 
     Attributes:
-        ends: those that are asked for and not settled; the first one is sent to the device.
+        ends: those that are asked for and not over; the first one is sent to the device.
         overdue: the request has been told that its time is up.
         read_after: number of the forward whose token for this request is in its output already (`one_step.py`), or -1.
     """
@@ -76,7 +76,7 @@ class Thinking:
         return self._row
 
     def ask(self, end: End) -> str:
-        """Ask for an end of the block that is open; return what that comes to."""
+        """Ask for an end of the open block; return one of ENDING, WAITING, ENDING_ALREADY, NOT_THINKING."""
         self.overdue |= end.standing
         latest = self._row.latest if self._row is not None else []
         forcing = bool(latest) and latest[Word.CURSOR] != NOT_FORCING
@@ -108,8 +108,8 @@ class Thinking:
         self._sent = _Sent(self.ends[0], own)
         return row, words, program if own is None else own, self.ends[0]
 
-    def settle(self, end: End) -> None:
-        """A step that the end was sent with is over: it was taken (`note`), or there was nothing to end."""
+    def retire(self, end: End) -> None:
+        """The step that took the end along is over. Either the row took it (`note`), or there was nothing to end."""
         if self._sent is not None and self._sent.end is end:
             self._sent = None
             self.ends.remove(end)
@@ -145,16 +145,16 @@ class Thinking:
         self._written += sum(forced)
         self.seams.add(forced, begin)
 
-    def _before_step(self, req: Any, begin: int) -> Outlook:
+    def _before_step(self, req: Any, begin: int) -> Lookahead:
         """The row before the announced step, whose tokens begin at `begin`, with the end that the step took."""
         row = self.row(req)
-        outlook = service.current().outlook(row, req.output_ids[:begin])
+        lookahead = service.current().lookahead(row, req.output_ids[:begin])
         if self._takes and self._sent is not None:
             room = req.sampling_params.max_new_tokens - begin
-            ends.apply(service.current(), row, outlook.words, self._sent.end, room, begun=begin > 0)
+            ends.apply(service.current(), row, lookahead.words, self._sent.end, room, begun=begin > 0)
             if self._sent.program is not None:
-                outlook.program = [*outlook.automaton.program, *self._sent.program]
-        return outlook
+                lookahead.program = [*lookahead.automaton.program, *self._sent.program]
+        return lookahead
 
     def wrote(self, begin: int, count: int) -> None:
         """Take note of `count` ids, from `begin` on, that were put into the output without a step of their own."""
@@ -169,9 +169,9 @@ class Thinking:
     def ended(self, req: Any, begin: int, length: int) -> None:
         """Note the words after an output that ended within the announced step, whose tokens begin at `begin`."""
         if self._row is not None:
-            outlook = self._before_step(req, begin)
-            outlook.take(req.output_ids[begin:length])
-            self.note(outlook.words, length)
+            lookahead = self._before_step(req, begin)
+            lookahead.take(req.output_ids[begin:length])
+            self.note(lookahead.words, length)
 
     def look(self, req: Any, begin: int, length: int) -> None:
         """Look at the output after a step that brought its tokens from `begin` to `length`."""
@@ -196,11 +196,11 @@ class Thinking:
 
     def to_come(self, req: Any, most: int) -> list[int]:
         """What the budget forces after the request's output so far, at most `most` ids."""
-        return service.current().outlook(self.row(req), req.output_ids).complete((), most)
+        return service.current().lookahead(self.row(req), req.output_ids).complete((), most)
 
-    def outlook(self, output: Sequence[int]) -> Outlook | None:
+    def lookahead(self, output: Sequence[int]) -> Lookahead | None:
         """What the budget does after this output; None before the first prefill."""
-        return None if self._row is None else service.current().outlook(self._row, output)
+        return None if self._row is None else service.current().lookahead(self._row, output)
 
     def result(self) -> dict[str, Any]:
         """The request's `think` object; of one that ended before its first prefill, all zero."""

@@ -12,11 +12,11 @@ from functools import partial
 from typing import Any
 
 from sglang_ext.budget import service
-from sglang_ext.budget.contract import BudgetError
+from sglang_ext.budget.contract import FIELD, BudgetError
 from sglang_ext.budget.spelling import Off, Wish, in_parameters, read
 
 from .asked import ARRIVED_KEY, ASKED, REQUEST_KEY, Asked
-from .budget_fields import has_switch, settled, with_budget
+from .budget_fields import has_switch, refuse_beams, resolved, with_budget
 from .reasoning_parser import build_admission
 
 DEFAULT_NEW_TOKENS = 128  # SamplingParams.max_new_tokens
@@ -67,8 +67,7 @@ def _take_labels(obj: Any) -> None:
         both = Wish((*in_parameters(params), *wish.budgets), wish.off, wish.error)
         given = both.given(service.current().limits, templated=False)
         if both.budgets:
-            admitted = service.current().admit(given, params.get("max_new_tokens", DEFAULT_NEW_TOKENS))
-            return with_budget(params, admitted.to_dict() if admitted is not None else None)
+            return with_budget(params, service.current().admit(given, params.get("max_new_tokens", DEFAULT_NEW_TOKENS)))
         return with_budget(params, given[0][1])
 
     _each_params(obj, change)
@@ -92,7 +91,7 @@ def create_tokenized_object(original: Callable[..., Any], self: Any, obj: Any, i
             given.append(("max_thinking_tokens", obj.max_thinking_tokens))
         most = merged.get("max_new_tokens", DEFAULT_NEW_TOKENS)
         context_left = self.context_len - len(input_ids or ()) - 1
-        given = settled(given, most, context_left, partial(_nothing_to_do, self.tokenizer, input_ids or []))
+        given = resolved(given, most, context_left, partial(_nothing_to_do, self.tokenizer, input_ids or []))
         budget = service.current().admit(given, most)
         if budget is not None and budget.limited:
             _check_combination(obj, merged, input_ids or [])
@@ -100,7 +99,7 @@ def create_tokenized_object(original: Callable[..., Any], self: Any, obj: Any, i
                                           keep_names=bool(obj.custom_logit_processor))
         if budget is not None:
             grammar = any(merged.get(name) for name in GRAMMARS)
-            request = asked.settle(bool(obj.require_reasoning), grammar, input_ids or [])
+            request = asked.resolve(bool(obj.require_reasoning), grammar, input_ids or [])
             obj.sampling_params["custom_params"][REQUEST_KEY] = asdict(request)
             if budget.seconds is not None:
                 obj.sampling_params["custom_params"][ARRIVED_KEY] = _arrived(self, obj.rid)
@@ -116,8 +115,8 @@ def _arrived(manager: Any, rid: Any) -> float:
 
 
 def _nothing_to_do(tokenizer: Any, prompt: list[int], off: Off) -> bool:
-    """Whether a request that is not to think needs no budget: its chat template has a switch, which is set, and opened
-    no block; or this server knows no thinking at all."""
+    """Whether a request with thinking switched off needs no budget: the chat template has a switch, which is set, and
+    opened no block; or the model's markers are unknown."""
     admission = service.current()
     if admission.automaton is None:
         return True
@@ -133,8 +132,7 @@ def _check_combination(obj: Any, params: dict[str, Any], input_ids: list[int]) -
     """
     from sglang.srt.runtime_context import get_serving
 
-    if (params.get("beam_width") or 1) > 1:
-        raise BudgetError("think_budget: beam search cannot be limited; accepted: beam_width 1")
+    refuse_beams(FIELD, params.get("beam_width"))
     if obj.input_embeds is not None:
         raise BudgetError("think_budget: a prompt of input_embeds does not tell whether it opens a thinking block; "
                           "accepted: a prompt of text or ids, or no limit (-1)")

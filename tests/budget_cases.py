@@ -214,13 +214,13 @@ def random_row(a: Automaton, state: BudgetState, slot: int, rng: random.Random) 
     limit = rng.choice([0, 1, 2, 5, NO_LIMIT])
     row = [0] * WORDS
     row[Word.AUTO], row[Word.USED], row[Word.FORCED] = auto, rng.randint(0, 6), rng.randint(0, 3)
-    row[Word.CURSOR], row[Word.WALL] = NOT_FORCING, rng.choice([0, start])
+    row[Word.CURSOR], row[Word.FORCE_START] = NOT_FORCING, rng.choice([0, start])
     row[Word.OUTCOME] = Outcome.OPEN if auto & INSIDE else rng.choice(list(Outcome))
     row[Word.FLAGS] = rng.choice([0, 1, 1, 1]) * (Flag.ACTIVE | rng.randrange(32))
     row[Word.MAX], row[Word.MIN] = limit, rng.choice([0, 0, 3, 8])
     row[Word.GRACE] = rng.choice([NO_LIMIT, 0, max(0, limit - 2)])
-    row[Word.TOTAL], row[Word.LAST] = rng.randint(0, 6), rng.choice([NO_LIMIT, NO_LIMIT, 3, 8])
-    ref.arm(row, a, chosen=False)
+    row[Word.TOTAL], row[Word.RESPONSE_LIMIT] = rng.randint(0, 6), rng.choice([NO_LIMIT, NO_LIMIT, 3, 8])
+    ref.start_forcing_if_due(row, a, chosen=False)
     if rng.random() < 0.25:
         row[Word.CURSOR] = start + rng.randrange(len(sequence) - 1)
         row[Word.REASON] = rng.choice([Outcome.GRACE, Outcome.FORCED, Outcome.EOS])
@@ -244,7 +244,7 @@ def cases(draw: st.DrawFn, most_rows: int = 300, nodes: int = 1) -> Case:
 def masked(logits: torch.Tensor, words: list[list[int] | None], case: Case) -> torch.Tensor:
     """What the logits should become; rows without words are idle."""
     expected = logits.cpu().clone()
-    lost = ref.lost_value(torch.finfo(case.dtype).min)
+    lost = ref.masked_logit(torch.finfo(case.dtype).min)
     for i, row in enumerate(words):
         if row is not None and row[Word.FLAGS] & Flag.ACTIVE:
             values = expected[i].tolist()

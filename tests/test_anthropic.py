@@ -24,7 +24,7 @@ def message(client: anthropic.Anthropic, prompt: str, most: int = 12, **options:
 
 
 def test_anthropics_own_budget_is_enforced(client: anthropic.Anthropic) -> None:
-    """Failure 14: sglang only warned that it is not."""
+    """Where sglang by itself only warns that it is not."""
     answer = message(client, LOOP, LEAST + 200, thinking=ENABLED)
     assert answer.usage.think == think(LEAST, LEAST, CLOSE, "forced")
     assert answer.usage.output_tokens_details.thinking_tokens == LEAST + CLOSE
@@ -34,7 +34,7 @@ def test_anthropics_own_budget_is_enforced(client: anthropic.Anthropic) -> None:
 
 
 def test_it_is_enforced_in_a_stream(client: anthropic.Anthropic) -> None:
-    """Failure 14, streamed."""
+    """The same, streamed."""
     events = list(message(client, LOOP, LEAST + 200, thinking=ENABLED, stream=True))
     usage = next(event.usage for event in events if event.type == "message_delta")
     assert usage.think == think(LEAST, LEAST, CLOSE, "forced")
@@ -70,7 +70,7 @@ def test_thinking_that_is_disabled(client: anthropic.Anthropic) -> None:
 ], ids=str)
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 def test_every_spelling_is_honoured(client: anthropic.Anthropic, stream: bool, body: dict[str, Any]) -> None:
-    """Failures 5 and 19, on this endpoint."""
+    """None is dropped in silence on this endpoint."""
     result = message(client, LOOP, extra_body=body, stream=stream)
     usage = next(e.usage for e in result if e.type == "message_delta") if stream else result.usage
     assert usage.think == think(4, 4, CLOSE, "forced")

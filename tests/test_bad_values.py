@@ -97,7 +97,7 @@ def markerless_server(demo_model: Path) -> Iterator[servers.Server]:
 
 @pytest.mark.served
 def test_model_without_known_markers(markerless_server: servers.Server) -> None:
-    """Failure 1: a budget that cannot work on this model has no effect and leaves no trace."""
+    """A budget that cannot work on this model must not be ignored without a trace."""
     response = markerless_server.post("/generate", {"text": "x", "sampling_params": {"think_budget": 5}})
     assert response.status_code == 400
     for part in ("think_budget", "5", "--think-start", "-1"):

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from bench_peer import delta, peer, stop
 
+from sglang_ext.bench import BenchError
 from sglang_ext.bench.__main__ import main
-from sglang_ext.bench.errors import BenchError
 from sglang_ext.bench.in_force import demand, why_not
 from sglang_ext.bench.load import Ask, Target, run
 from sglang_ext.bench.workload import Task

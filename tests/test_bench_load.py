@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from bench_peer import delta, peer, stop
 
-from sglang_ext.bench.errors import BenchError
+from sglang_ext.bench import BenchError
 from sglang_ext.bench.load import Ask, Row, Target, run
 from sglang_ext.bench.options import UNLIMITED
 from sglang_ext.bench.stream import Stream

@@ -12,11 +12,9 @@ import pytest
 from bench_peer import peer
 from tqdm import tqdm
 
-from sglang_ext.bench import double_query, overhead, plots, uag, uag_page
+from sglang_ext.bench import BenchError, double_query, overhead, plots, uag, uag_page
 from sglang_ext.bench.__main__ import _parser, main
-from sglang_ext.bench.errors import BenchError
-from sglang_ext.bench.models import Served
-from sglang_ext.bench.processor import Markers
+from sglang_ext.bench.models import Markers, Served
 from sglang_ext.bench.record import Record, Run, read
 from sglang_ext.bench.workload import Task
 

@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
-from sglang_ext.bench import accuracy, budget, cut, overhead, plots, stats
+from sglang_ext.bench import BenchError, accuracy, budget, cut, overhead, plots
 from sglang_ext.bench.__main__ import main
-from sglang_ext.bench.errors import BenchError
 from sglang_ext.bench.record import RESULTS, Record, Run, read
-from sglang_ext.bench.report import Page, write
+from sglang_ext.bench.report import Page, wilson, write
 
 GREYS_APART = 0.15
 """Least difference in grey, from 0 to 1, of two fills that stand beside each other."""
@@ -238,9 +237,9 @@ def test_ratios_are_taken_within_a_round() -> None:
 
 def test_wilson() -> None:
     """8 of 10, as in Wilson's interval by hand: (0.4902, 0.9433)."""
-    assert stats.wilson(8, 10) == pytest.approx((0.49016, 0.94332), abs=1e-4)
-    assert stats.wilson(0, 10)[0] == 0
-    assert stats.wilson(0, 0) == (0, 1)
+    assert wilson(8, 10) == pytest.approx((0.49016, 0.94332), abs=1e-4)
+    assert wilson(0, 10)[0] == 0
+    assert wilson(0, 0) == (0, 1)
 
 
 def test_shares_leave_failed_requests_out() -> None:

@@ -10,8 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sglang_ext.bench import servers
-from sglang_ext.bench.errors import BenchError
+from sglang_ext.bench import BenchError, servers
 
 PROGRAM = """
 import http.server, signal, subprocess, sys

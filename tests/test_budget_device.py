@@ -42,8 +42,8 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> dict[str, Launches]:
 
 
 def test_a_step_neither_synchronises_nor_allocates(launches: dict[str, Launches]) -> None:
-    """Failure 13: a mask's `nonzero` waits for the device. Fake CUDA tensors raise on a read of their values and on
-    mixed devices; what a step allocates is counted."""
+    """No operation may wait for the device, as a mask's `nonzero` would. Fake CUDA tensors raise on a read of their
+    values and on mixed devices; what a step allocates is counted."""
     a, n, k, vocab = lifted("plain", 48, True), 5, 4, 70_000
     with FakeTensorMode(allow_non_fake_inputs=False):
         state = BudgetState(torch.empty(9, WORDS, dtype=torch.int32, device="cuda"),
@@ -110,7 +110,7 @@ def test_steps_replay_from_a_cuda_graph() -> None:
     state.words[:, Word.AUTO] = int(a.bytewise.words[a.bytewise.block_start])
     state.words[:, Word.FLAGS] = torch.tensor([0, 1, 1, 1], device="cuda")
     state.words[:, Word.MAX] = torch.tensor([0, 2, 5, NO_LIMIT], device="cuda")
-    state.words[:, Word.GRACE] = state.words[:, Word.LAST] = NO_LIMIT
+    state.words[:, Word.GRACE] = state.words[:, Word.RESPONSE_LIMIT] = NO_LIMIT
     rows, nodes, first = torch.arange(4, device="cuda"), state.allocate_nodes(4, 3), state.words.clone()
     draft = torch.full((4, 3), 20, device="cuda")
 

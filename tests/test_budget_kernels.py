@@ -87,12 +87,12 @@ def test_what_a_grammar_bans_is_not_chosen_instead_of_what_the_budget_takes_away
     row[:] = 0
     row[Word.AUTO], row[Word.FLAGS] = int(a.bytewise.words[a.bytewise.block_start]), Flag.ACTIVE
     row[Word.CURSOR], row[Word.MIN] = NOT_FORCING, 9
-    row[Word.MAX] = row[Word.GRACE] = row[Word.LAST] = NO_LIMIT
+    row[Word.MAX] = row[Word.GRACE] = row[Word.RESPONSE_LIMIT] = NO_LIMIT
     end, = a.vocabulary.end_ids
     logits = torch.full((1, 48), SANITISED, dtype=dtype, device=case.device)
     logits[0, end] = 3.0
     mask_logits(logits, torch.tensor([slot], device=case.device), case.state, case.tables)
-    assert logits[0, end] == ref.LOST
+    assert logits[0, end] == ref.MASKED_LOGIT
     assert int(logits.argmax()) == end
 
 

@@ -78,13 +78,13 @@ def admit(family: str, a: Automaton, state: BudgetState, slot: int, rng: random.
     words = {"outside": a.start_word, "inside": a.block_word, "pending": a.implied_word}
     row = [0] * WORDS
     pair = rules.pair if rules.begin == "inside" else 0
-    row[Word.AUTO], row[Word.CURSOR], row[Word.WALL] = words[rules.begin](pair), NOT_FORCING, start
+    row[Word.AUTO], row[Word.CURSOR], row[Word.FORCE_START] = words[rules.begin](pair), NOT_FORCING, start
     row[Word.OUTCOME] = Outcome.OPEN if rules.begin == "inside" else Outcome.NONE
     row[Word.FLAGS] = (Flag.ACTIVE | (Flag.EOS_CLOSES if rules.eos_closes else 0)
                        | (0 if rules.line_break else Flag.NO_BREAK))
     row[Word.MAX], row[Word.MIN], row[Word.GRACE] = most, rules.least, int(rules.grace)
-    row[Word.LAST] = int(rules.last)
-    ref.arm(row, a, chosen=False)
+    row[Word.RESPONSE_LIMIT] = int(rules.last)
+    ref.start_forcing_if_due(row, a, chosen=False)
     state.words[slot] = torch.tensor(row, dtype=torch.int32)
     return rules
 

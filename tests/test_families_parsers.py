@@ -100,7 +100,7 @@ def respond(name: str, special: bool, begin: str, thinks: bool, budget: int, wan
     prompt = [turn, *{"outside": [], "inside": start, "closed": [*start, x, *a.end_ids(0)[:-1]],
                       "goes on": [x, x]}[begin]]
     asked = asking.Asked(parsed=True, tools=True, prefilled=begin == "goes on")
-    request = asked.settle(thinks, False, prompt)
+    request = asked.resolve(thinks, False, prompt)
     row = admission.row(ThinkBudget(budget), prompt, None, request=request)
     words, program = list(row.words), [*a.program, *row.program]
     scanner, used, output = Scanner(delimiters(DISTINCT[ROWS[name]], a)), 0, list[int]()

@@ -106,7 +106,7 @@ def test_with_what_else_bends_the_draw(server: servers.Server, kind: str, others
 @pytest.mark.parametrize("kind", ANSWERS)
 @pytest.mark.parametrize("budget", [None, 0, -1])
 def test_thinking_switched_off(server: servers.Server, kind: str, budget: Any) -> None:
-    """Failure 9: no block is open, so the budget is inert and the grammar holds from the first token on."""
+    """No block is open, so the budget is inert and the grammar holds from the first token on."""
     constraint, pattern = ANSWERS[kind]
     choice = ask(server, "2", budget, **constraint, chat_template_kwargs={"enable_thinking": False})
     assert re.fullmatch(pattern, choice["message"]["content"].strip()), choice

@@ -1,4 +1,5 @@
-"""The shape of the source: an import graph without circles, files and functions that are read at one sitting."""
+"""The shape of the source: an import graph without circles, files and functions that are read at one sitting, and no
+module too small to be one."""
 
 from __future__ import annotations
 
@@ -13,7 +14,18 @@ ROOT = Path(__file__).parents[1]
 FOLDERS = ("sglang_ext", "patches", "kernels")
 ALIASES = {"sglang_ext.patches": "patches", "sglang_ext.budget.kernels": "kernels.budget"}
 """Import names of folders at the top level."""
-FILE_LINES, FUNCTION_LINES = 300, 50
+FILE_LINES, FUNCTION_LINES, LEAST_LINES = 300, 50, 40
+INTERFACES = {
+    "sglang_ext.plugin": "sglang's entry point, named in pyproject.toml",
+    "sglang_ext.http_worker": "sglang's tokenizer workers import it by name",
+    "sglang_ext.cpu.spawned_main": "the main module of a spawned process",
+    "sglang_ext.bench.start": "the main module of a benchmark's server",
+    "sglang_ext.budget.entries": "the bits that the automaton writes and the kernels read, without torch",
+    "patches.table": "all hooks",
+    "patches.end_messages": "the messages between the tokenizer's process and the schedulers",
+}
+"""Modules that are small because others meet there. Beside them: packages, `__main__`, a file for each place of sglang
+that is hooked, and a file for each operation of a kernel folder."""
 
 
 @cache
@@ -66,6 +78,25 @@ def test_every_row_of_the_table_names_a_function() -> None:
         module, name = hook.function.split(".")
         tree = ast.parse(modules()[f"patches.{module}"].read_text())
         assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+
+
+def _is_interface(name: str) -> bool:
+    from sglang_ext.patches.table import HOOKS
+
+    from sglang_ext.budget import kernels
+
+    hooked = {f"patches.{hook.function.split('.')[0]}" for hook in HOOKS}
+    if name in INTERFACES or name in hooked or modules()[name].name in ("__init__.py", "__main__.py"):
+        return True
+    defined = {f"kernels.budget.{getattr(kernels, op).__module__.rpartition('.')[2]}" for op in kernels.__all__}
+    return name in defined
+
+
+def test_no_module_is_too_small() -> None:
+    small = {name for name, path in modules().items() if path.read_text().count("\n") < LEAST_LINES}
+    assert {name for name in small if not _is_interface(name)} == set()
+    assert small >= INTERFACES.keys()
+
 
 @pytest.mark.parametrize("name", modules())
 def test_files_and_functions_are_short(name: str) -> None:

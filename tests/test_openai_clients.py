@@ -52,7 +52,7 @@ def responses(client: openai.OpenAI, stream: bool, body: dict[str, Any]) -> Any:
 @pytest.mark.parametrize("endpoint", [chat, completions, responses])
 def test_every_spelling_is_honoured(client: openai.OpenAI, endpoint: Callable[..., Any], stream: bool,
                                     body: dict[str, Any]) -> None:
-    """Failures 5 and 19: a budget that the server did not read cost nothing but the whole response's tokens."""
+    """A budget must not go unread: it would cost the whole response's tokens."""
     usage = endpoint(client, stream, body)
     assert usage.think == FORCED
     details = usage.output_tokens_details if endpoint is responses else usage.completion_tokens_details
@@ -66,7 +66,7 @@ def test_every_spelling_is_honoured(client: openai.OpenAI, endpoint: Callable[..
 @pytest.mark.parametrize("endpoint", [chat, completions, responses])
 def test_a_bad_budget_is_refused_wherever_it_stands(client: openai.OpenAI, endpoint: Callable[..., Any], stream: bool,
                                                     body: dict[str, Any]) -> None:
-    """Failures 5 and 19, for values that mean nothing."""
+    """The same for values that mean nothing."""
     with pytest.raises(openai.BadRequestError) as error:
         endpoint(client, stream, body)
     outer = next(iter(body))

@@ -10,6 +10,7 @@ from typing import Any
 
 import anthropic
 import fleet as fleets
+import httpx
 import openai
 import pytest
 from told_model import CLOSE, LOOP, THREE, think
@@ -147,8 +148,9 @@ def test_litellm_as_anthropics_client_and_as_ollamas(fleet: fleets.Fleet) -> Non
 
 @pytest.mark.parametrize("extra", [{"extra_body": each} for each in ARRIVES], ids=str)
 def test_langchain(url: str, extra: dict[str, Any]) -> None:
+    own = httpx.AsyncClient()  # langchain's is shared, and has connections of event loops that are closed
     model = langchain_openai.ChatOpenAI(model="told", base_url=url + "/v1", api_key="none", temperature=0,
-                                        max_tokens=12, max_retries=0, stream_usage=True, **extra)
+                                        max_tokens=12, max_retries=0, stream_usage=True, http_async_client=own, **extra)
 
     async def later() -> Any:
         whole, parts = await model.ainvoke(LOOP), [part async for part in model.astream(LOOP)]

@@ -45,7 +45,7 @@ def test_completions(scripted_server: servers.Server) -> None:
 
 
 def test_chat(scripted_server: servers.Server) -> None:
-    """Failure 22: a client sees that and why its thinking ended."""
+    """A client sees that and why its thinking ended."""
     body = {"messages": says(LOOP), "max_tokens": 12, "think_budget": 4}
     usage = asked(scripted_server, "/v1/chat/completions", body)
     assert usage["think"] == FORCED
@@ -137,7 +137,7 @@ def test_outcomes(scripted_server: servers.Server, prompt: str, tokens: int, bud
                                                 (OPENS, 15)])
 def test_without_a_budget_the_thinking_is_counted_all_the_same(scripted_server: servers.Server, prompt: str,
                                                                tokens: int) -> None:
-    """Failure 12: `reasoning_tokens` was 0 on endpoints that do not ask for reasoning. Nothing else is added."""
+    """`reasoning_tokens` is right on endpoints that do not ask for reasoning. Nothing else is added."""
     body = {"prompt": prompt, "max_tokens": 20}
     usage = asked(scripted_server, "/v1/completions", body)
     assert usage["reasoning_tokens"] == tokens
@@ -148,7 +148,7 @@ def test_without_a_budget_the_thinking_is_counted_all_the_same(scripted_server: 
 
 
 def test_every_endpoint_counts_the_same_without_a_budget(scripted_server: servers.Server) -> None:
-    """Failure 12, on the other endpoints."""
+    """The same on the other endpoints."""
     chat = asked(scripted_server, "/v1/chat/completions", {"messages": says(THREE), "max_tokens": 12})
     responses = asked(scripted_server, "/v1/responses", {"input": THREE, "max_output_tokens": 14})
     messages = asked(scripted_server, "/v1/messages", {"messages": says(THREE), "max_tokens": 12})
@@ -203,7 +203,7 @@ def lasting(value: Any) -> Any:
 def test_without_a_budget_an_answer_is_as_published(scripted_server: servers.Server,
                                                     stock_scripted_server: servers.Server, path: str,
                                                     body: dict[str, Any]) -> None:
-    """Failure 11: a request without a budget is untouched, but for the count of its thinking."""
+    """A request without a budget is untouched, but for the count of its thinking."""
     ours, stock = (lasting(s.post(path, {"model": "told", "temperature": 0, **body}).json())
                    for s in (scripted_server, stock_scripted_server))
     assert ours == stock
@@ -223,7 +223,7 @@ def other_server(scripted_model: Path) -> Iterator[servers.Server]:
 
 @pytest.mark.served
 def test_without_a_parser_and_with_drafts(other_server: servers.Server) -> None:
-    """Failure 12: the count needs no parser, and what a draft holds beyond the end is not in it."""
+    """The count needs no parser, and what a draft holds beyond the end is not in it."""
     for _ in range(2):  # drafts come from what was said before
         for path, body in (("/v1/completions", {"prompt": "<think>" + LOOP, "max_tokens": 12}),
                            ("/v1/chat/completions", {"messages": says(LOOP), "max_tokens": 12}),

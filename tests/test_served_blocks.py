@@ -38,7 +38,7 @@ def pieces(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Script]:
 
 @pytest.mark.parametrize("message", ["", "So: "])
 def test_blocks_after_a_forced_end_have_nothing_left(pieces: Script, message: str) -> None:
-    """Failure 17: the model opens a block again after it was closed; each is closed at once, and the message is said
+    """The model opens a block again after it was closed; each is closed at once, and the message is said
     only once."""
     got, think = pieces.ask(OPEN, "loop", {"max_tokens": 3, "message": message}, new=60)
     text = "".join(got)
@@ -48,7 +48,7 @@ def test_blocks_after_a_forced_end_have_nothing_left(pieces: Script, message: st
 
 @pytest.mark.parametrize("budget", range(4, 9))
 def test_blocks_after_a_natural_end_go_on_counting(pieces: Script, budget: int) -> None:
-    """Failure 17 again: one budget for the whole response; the model's own end marker counts too."""
+    """One budget for the whole response; the model's own end marker counts too."""
     first = ["one", "</t", "hink", ">\n"]
     second = ["idea", "loop", "lo", "loo", "loop"][: budget - len(first)]
     got, think = pieces.ask(OPEN, "R", budget, new=40)
@@ -59,7 +59,7 @@ def test_blocks_after_a_natural_end_go_on_counting(pieces: Script, budget: int) 
 
 @pytest.mark.parametrize("budget", [5, 6, 9])
 def test_a_natural_end_just_before_the_wall_says_no_message(pieces: Script, budget: int) -> None:
-    """Failure 16: a text longer than the tag leaks into the answer where the model ends by itself."""
+    """No text leaks into the answer where the model ends by itself, also where it is longer than the tag."""
     got, think = pieces.ask(OPEN, "N", {"max_tokens": budget, "message": "I have to stop here. "}, new=9)
     assert "".join(got).startswith("unodue</think>\n\nagain")
     assert think == {"budget": budget, "tokens": 5, "forced_tokens": 0, "outcome": "natural"}
@@ -67,14 +67,14 @@ def test_a_natural_end_just_before_the_wall_says_no_message(pieces: Script, budg
 
 @pytest.mark.parametrize("message", ["no <think> now. ", "<think>\n", "\n<think>\nhm\n"])
 def test_what_is_written_for_the_model_resets_nothing(pieces: Script, message: str) -> None:
-    """Failure 23: a start marker in the injected text begins the count anew."""
+    """A start marker in the injected text must not begin the count anew."""
     got, think = pieces.ask(OPEN, "loop", {"max_tokens": 3, "message": message}, new=40)
     assert "".join(got).startswith(f"lolooloop{message}</think>\n\nagain")
     assert think["tokens"] == 3
 
 
 def test_the_model_may_open_its_own_block(pieces: Script) -> None:
-    """Failure 21: a block that the prompt did not open is counted."""
+    """A block that the prompt did not open is counted."""
     got, think = pieces.ask("", "then", 2, new=20)
     assert "".join(got).startswith("\n<think>idealoop</think>")
     assert think["tokens"] == 2

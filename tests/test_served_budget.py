@@ -31,8 +31,8 @@ def free(stock_demo_server: servers.Server, demo_tokenizer: Any) -> list[list[in
 
 def test_sixteen_mixed_budgets(demo_server: servers.Server, demo_tokenizer: Any, demo_rescan: Rescan,
                                free: list[list[int]], close: list[int]) -> None:
-    """Failures 4 and 24: under overlap scheduling line break and end marker come twice; requests without a budget
-    change. Here there is exactly one end, and they are what sglang without the plugin answers."""
+    """Under overlap scheduling line break and end marker must not come twice: there is exactly one end. Requests
+    without a budget must not change: they are what sglang without the plugin answers."""
     requests_ = [body(p, b) for p, b in zip(prompts(demo_tokenizer, len(BUDGETS)), BUDGETS, strict=True)]
     check_all(demo_server.generate_all(requests_), free, close, demo_rescan)
 
@@ -154,7 +154,7 @@ def test_end_of_sequence_while_thinking_closes_the_block(demo_server: servers.Se
 
 def test_history_with_closed_blocks_and_a_quoted_marker(demo_server: servers.Server, demo_tokenizer: Any,
                                                         close: list[int]) -> None:
-    """Failure 26: only what stands after the last turn boundary opens a block."""
+    """Only what stands after the last turn boundary opens a block."""
     history = [
         {"role": "user", "content": "How do I parse <think> tags?"},
         {"role": "assistant", "content": "<think>\nEasy.\n</think>\n\nLook for <think> and </think>."},

@@ -105,7 +105,7 @@ def test_the_default_message_does_not_take_the_answers_place(pieces: Script, new
 
 
 def test_end_of_sequence_with_nothing_but_a_reserve(pieces: Script) -> None:
-    """Failure 7: the model says its answer inside the block and stops there."""
+    """The model says its answer inside the block and stops there."""
     got, think = pieces.ask(OPEN, "D", None, new=300)
     assert text(pieces, got).startswith("what</think>\n\nanswer")
     assert think["outcome"] == "eos"

@@ -63,7 +63,7 @@ def test_block_opened_by_the_model_with_budget_zero(pieces: Script) -> None:
 
 
 def test_start_marker_in_the_middle_of_a_line_is_text(pieces: Script) -> None:
-    """Failure 26: an answer that mentions the tag is cut in the middle."""
+    """An answer that mentions the tag must not be cut in the middle."""
     got, think = pieces.ask("", "P4", 0)
     assert "".join(got) == "the tag <think>xis text" + EOS
     assert think == {"budget": 0, "tokens": 0, "forced_tokens": 0, "outcome": "none"}
@@ -168,7 +168,7 @@ def special(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Script]:
 
 @pytest.mark.served
 def test_special_marker_natural_end(special: Script) -> None:
-    """Failure 6: a parser declares nothing to exclude. The markers were found among the tokenizer's added tokens; no
+    """A parser declares nothing to exclude. The markers were found among the tokenizer's added tokens; no
     reasoning parser was named."""
     got, think = special.ask(OPEN, "P1", 9)
     assert got == ["one", "two", "</think>", "\n\n", "answer", EOS]
@@ -178,7 +178,7 @@ def test_special_marker_natural_end(special: Script) -> None:
 @pytest.mark.served
 @pytest.mark.parametrize("budget", [0, 1, 2])
 def test_special_marker_forced_with_the_templates_line_break(special: Script, budget: int) -> None:
-    """Failure 25: the line break of the template comes twice."""
+    """The line break of the template must not come twice."""
     got, think = special.ask(OPEN, "P1", budget)
     assert got == [*["one", "two"][:budget], "</think>", "\n\n", "answer", EOS]
     assert think == {"budget": budget, "tokens": budget, "forced_tokens": 2, "outcome": "forced"}
@@ -207,7 +207,7 @@ def test_special_start_marker_at_a_line_start(special: Script) -> None:
 
 @pytest.mark.served
 def test_no_end_of_sequence_right_after_a_forced_end(special: Script) -> None:
-    """Failure 8: the template's line break is followed by EOS in this script, and must not be."""
+    """The template's line break is followed by EOS in this script, and must not be."""
     got, _ = special.ask(OPEN, "P1", 1, logit_bias={str(special.tokenizer.convert_tokens_to_ids(EOS)): 50.0})
     at = got.index("\n\n")
     assert got[at + 1] != EOS

@@ -9,7 +9,7 @@ from typing import Any
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
-from sglang_ext.demo.draft import draft
+from sglang_ext.demo.smollm2 import draft
 from sglang_ext.uag.text.translator import refusal
 
 LARGEST = 8_000_000

@@ -15,9 +15,9 @@ from sglang_ext.uag import check_pair
 from sglang_ext.uag.check_pair import SAMPLE, main, report
 from sglang_ext.uag.offline_acceptance import Played, Tally, continue_greedily, play
 from sglang_ext.uag.text.draft_context import draft_context
-from sglang_ext.uag.text.specials import SpecialMap
-from sglang_ext.uag.text.translator import Translator, refusal
+from sglang_ext.uag.text.translator import SpecialMap, Translator, refusal
 from sglang_ext.uag.text.vocabulary import Vocabulary
+from sglang_ext.uag.train.prompts import KINDS
 
 
 def save(folder: Path, tokenizer: Any, weights: bool = True) -> str:
@@ -77,9 +77,22 @@ def test_acceptance_on_a_text(models: tuple[str, str], tmp_path: Path, capsys: p
     assert main([target, target, "--text", str(text), "--json"]) == 0
     same = json.loads(capsys.readouterr().out)
     assert same["same_tokenizer"] is True
-    assert same["acceptance"]["4"]["acceptance"] > 0.98
+    assert same["acceptance"]["4"]["text"]["acceptance"] > 0.98
     assert main([target, draft, "--text", str(text)]) == 0
-    assert "drafts of 8: acceptance" in capsys.readouterr().out
+    assert "text, drafts of 8: acceptance" in capsys.readouterr().out
+
+
+def test_acceptance_on_held_out_prompts(models: tuple[str, str], capsys: pytest.CaptureFixture[str],
+                                        monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check_pair, "HELD_OUT_REPLY", 10)
+    assert main([models[0], models[0], "--held-out", "1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["acceptance"]
+    assert {width: list(kinds) for width, kinds in found.items()} == {"4": list(KINDS), "8": list(KINDS)}
+    assert all(tally["acceptance"] > 0.98 for kinds in found.values() for tally in kinds.values())
+    for wrong in (["--held-out", "0"], ["--held-out", "1", "--text", "x"]):
+        with pytest.raises(SystemExit):
+            main([*models, *wrong])
+        assert "--held-out" in capsys.readouterr().err
 
 
 def test_no_weights(models: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,7 +124,7 @@ def test_no_such_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_refusals() -> None:
-    """Failures 7 and 11: a pair is translated or refused, never taken for another; equal sizes prove nothing."""
+    """A pair is translated or refused, never taken for another; equal sizes prove nothing."""
     assert refusal(tokenizer("byte-level"), tokenizer("first")) is None
     assert refusal(tokenizer("wordpiece"), tokenizer("wordpiece")) is None  # the same: nothing is translated
     reason = "draft: the text WordPiece tokenizer does not write plain text back exactly"

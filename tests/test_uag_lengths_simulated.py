@@ -43,7 +43,7 @@ def of_plain(machine: Machine, truth: Truth, batch: int, rounds: int, prompt: in
 @pytest.mark.parametrize("batch", [1, 4, 16])
 @pytest.mark.parametrize("rounds", [128, 1500])
 def test_a_hopeless_pair_costs_little(machine: Machine, batch: int, rounds: int) -> None:
-    """Failure 6: assisted generation that is slower than plain."""
+    """Assisted generation must not be slower than plain decoding."""
     assert of_plain(machine, hopeless, batch, rounds) > (0.93 if rounds < 1000 else 0.98) - machine.host
 
 
@@ -103,7 +103,7 @@ def test_no_drafts_where_verification_is_bound_by_computing(acceptance: float) -
 
 
 def test_lengths_are_of_requests() -> None:
-    """Failure 12: a hopeless request shortens nobody's draft, and has none itself."""
+    """A hopeless request shortens nobody's draft, and has none itself."""
     machine = Machine(more=0.5)  # a draft for one more request costs much
     last = Counter[int]()
     for lengths in serve(machine, lambda request, token: 0.97 * (request == 0), 4, 400).lengths[200:]:

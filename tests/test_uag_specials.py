@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from uag_tokenizers import made, vocabulary
 
-from sglang_ext.uag.text.specials import SpecialMap
+from sglang_ext.uag.text.translator import SpecialMap
 from sglang_ext.uag.text.vocabulary import Vocabulary
 
 

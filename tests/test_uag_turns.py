@@ -22,12 +22,12 @@ def request(prompt: Sequence[int], output: Sequence[int], forced: Sequence[int] 
     plain = {"frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0, "min_new_tokens": 0,
              "max_new_tokens": 100}
     processor = params.pop("custom_logit_processor", None)
-    outlook = SimpleNamespace(left=0, complete=lambda draft, most: list(forced[:most]))
+    lookahead = SimpleNamespace(left=0, complete=lambda draft, most: list(forced[:most]))
     return SimpleNamespace(
         origin_input_ids=array("q", prompt), origin_input_ids_unpadded=list(prompt), output_ids=array("q", output),
         sampling_params=SimpleNamespace(**plain | params), custom_logit_processor=processor, input_embeds=None,
         multimodal_inputs=None, finished=lambda: False,
-        think=SimpleNamespace(outlook=lambda output: outlook) if forced else None)
+        think=SimpleNamespace(lookahead=lambda output: lookahead) if forced else None)
 
 
 def relayed(rounds: Sequence[Sequence[int]], lens: Sequence[int], reqs: Sequence[Any]) -> Any:

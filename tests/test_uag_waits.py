@@ -156,7 +156,7 @@ def test_a_forced_sequence_that_may_begin_is_waited_for() -> None:
         return SimpleNamespace(left=max(left - len(output), 0), complete=lambda draft, most: (
             [7, 8][:most] if len(output) >= left else list(draft)))
 
-    engine.reqs[0].think = SimpleNamespace(outlook=lookahead)
+    engine.reqs[0].think = SimpleNamespace(lookahead=lookahead)
     waits, found = [], []
     for _ in range(4):
         before = engine.relay.waits

@@ -230,15 +230,15 @@ def test_a_row_moves_between_slots_and_is_rebuilt_from_its_output(scripted: tupl
     for slot in slots:
         start = row.shared + slot * stride
         program[start : start + len(row.program)] = row.program
-    words = row.placed(row.words, row.shared + slots[0] * stride)
+    words = row.to_slot(row.words, row.shared + slots[0] * stride)
     output = []
     for _ in range(data.draw(st.integers(1, 14))):
         token = data.draw(st.sampled_from(tokenizer.encode("</think>") + tokenizer.encode("loop\n")))
         output.append(advance_row(token, words, program, automaton))
     replayed = admission.rebuilt(row, output)
     row.note(list(words), len(output))
-    assert admission.rebuilt(row, output) == row.lifted_off() == replayed
-    moved = row.placed(row.lifted_off(), row.shared + slots[1] * stride)
+    assert admission.rebuilt(row, output) == row.to_relative() == replayed
+    moved = row.to_slot(row.to_relative(), row.shared + slots[1] * stride)
     rest = [[], []]
     for state, ids in ((words, rest[0]), (moved, rest[1])):
         while state[Word.CURSOR] != NOT_FORCING:

@@ -18,8 +18,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.tokenization_mistral_common import MistralCommonBackend
 
 from sglang_ext.demo.smollm2 import smollm2
-from sglang_ext.uag.text.specials import SpecialMap
-from sglang_ext.uag.text.translator import Translator
+from sglang_ext.uag.text.translator import SpecialMap, Translator
 from sglang_ext.uag.text.vocabulary import Vocabulary
 
 MISTRAL = Path(mistral_common.__file__).parent / "data"

@@ -27,12 +27,12 @@ def ask(asks: torch.Tensor, writes: torch.Tensor, missing: torch.Tensor, state: 
     auto = words[:, Word.AUTO]
     free = ((auto & THINKING) != 0) & (words[:, Word.CURSOR] == NOT_FORCING)
     allowed = torch.where(free, missing[(auto & STATE_MASK).long()].clamp(min=1), 0)
-    left = torch.minimum(words[:, Word.MAX] - words[:, Word.USED], words[:, Word.LAST] - words[:, Word.TOTAL])
+    left = torch.minimum(words[:, Word.MAX] - words[:, Word.USED], words[:, Word.RESPONSE_LIMIT] - words[:, Word.TOTAL])
     active = (words[:, Word.FLAGS] & int(Flag.ACTIVE)) != 0
     taken = active & (left > allowed) & (free | (standing != 0))
     words[:, Word.MAX] = torch.where(taken, words[:, Word.USED] + allowed, words[:, Word.MAX])
     words[:, Word.ASKED] = torch.where(taken, reason.int(), words[:, Word.ASKED])
-    words[:, Word.WALL] = torch.where(taken & free & (wall != KEEP), wall.int(), words[:, Word.WALL])
+    words[:, Word.FORCE_START] = torch.where(taken & free & (wall != KEEP), wall.int(), words[:, Word.FORCE_START])
     state.words[slots] = words
     places, ids, whose = writes.unbind(1)
     state.program[places] = torch.where((taken & free)[whose], ids.int(), state.program[places])

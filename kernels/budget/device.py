@@ -24,12 +24,12 @@ OUTCOME = tl.constexpr(int(layout.Word.OUTCOME))
 FORCED = tl.constexpr(int(layout.Word.FORCED))
 REASON = tl.constexpr(int(layout.Word.REASON))
 FLAGS = tl.constexpr(int(layout.Word.FLAGS))
-WALL = tl.constexpr(int(layout.Word.WALL))
+FORCE_START = tl.constexpr(int(layout.Word.FORCE_START))
 MAX = tl.constexpr(int(layout.Word.MAX))
 MIN = tl.constexpr(int(layout.Word.MIN))
 GRACE = tl.constexpr(int(layout.Word.GRACE))
 TOTAL = tl.constexpr(int(layout.Word.TOTAL))
-LAST = tl.constexpr(int(layout.Word.LAST))
+RESPONSE_LIMIT = tl.constexpr(int(layout.Word.RESPONSE_LIMIT))
 
 ACTIVE = tl.constexpr(int(layout.Flag.ACTIVE))
 EOS_CLOSES = tl.constexpr(int(layout.Flag.EOS_CLOSES))
@@ -54,13 +54,13 @@ AUTO_MASK = tl.constexpr(layout.AUTO_MASK)
 INSIDE = tl.constexpr(layout.INSIDE)
 LINE_END = tl.constexpr(layout.LINE_END)
 THINKING = tl.constexpr(layout.THINKING)
-NEAR = tl.constexpr(layout.NEAR)
+UTF8_GUARD = tl.constexpr(layout.UTF8_GUARD)
 NOT_FORCING = tl.constexpr(layout.NOT_FORCING)
 PROGRAM_END = tl.constexpr(layout.PROGRAM_END)
 
 BLOCK = tl.constexpr(1024)  # logits that a program overwrites at once
 LIST = tl.constexpr(128)  # ids that a program takes away at once; most lists are shorter
-SPAN = 32 * 1024  # ids of one row that a program touches in all: more programs would only add to the quiet case
+SPAN = 32 * 1024  # ids of one row that a program touches in all: more programs would only add to the fast path
 
 
 def launches(tensor: torch.Tensor) -> bool:
@@ -83,12 +83,12 @@ class Row(NamedTuple):
     forced: Any
     reason: Any
     flags: Any
-    wall: Any
+    force_start: Any
     most: Any
     least: Any
     grace: Any
     total: Any
-    last: Any
+    response_limit: Any
 
 
 @triton.jit
@@ -106,8 +106,8 @@ def put(words, index, value):
 @triton.jit
 def unpack(words):
     return Row(get(words, AUTO), get(words, USED), get(words, CURSOR), get(words, OUTCOME), get(words, FORCED),
-               get(words, REASON), get(words, FLAGS), get(words, WALL), get(words, MAX), get(words, MIN),
-               get(words, GRACE), get(words, TOTAL), get(words, LAST))
+               get(words, REASON), get(words, FLAGS), get(words, FORCE_START), get(words, MAX), get(words, MIN),
+               get(words, GRACE), get(words, TOTAL), get(words, RESPONSE_LIMIT))
 
 
 @triton.jit
@@ -115,7 +115,7 @@ def pack(words, row):
     """The words of a row, given those of any earlier state of it."""
     words = put(put(put(words, AUTO, row.auto), USED, row.used), CURSOR, row.cursor)
     words = put(put(put(words, OUTCOME, row.outcome), FORCED, row.forced), REASON, row.reason)
-    return put(put(put(words, FLAGS, row.flags), WALL, row.wall), TOTAL, row.total)
+    return put(put(put(words, FLAGS, row.flags), FORCE_START, row.force_start), TOTAL, row.total)
 
 
 @triton.jit
@@ -131,7 +131,7 @@ def lookup(auto, kind, tables):
 
 
 @triton.jit
-def settle(row, token, entry, program, tables):
+def replace_eos(row, token, entry, program, tables):
     """The token that stands in the output for a sampled one, with the row's cursor and reason while it is taken in."""
     wants_to_stop = ((row.auto & INSIDE) != 0) & ((entry & EOS) != 0)
     replaced = (row.cursor == NOT_FORCING) & wants_to_stop & ((row.flags & EOS_CLOSES) != 0)
@@ -145,7 +145,7 @@ def settle(row, token, entry, program, tables):
 
 @triton.jit
 def consume(row, entry, cursor, reason, program, tables):
-    """The row after a settled token, whose entry in `step` is given."""
+    """The row after the token that stands in the output, whose entry in `step` is given."""
     forcing = cursor != NOT_FORCING
     auto, flags = entry & AUTO_MASK, row.flags & ~FRESH
     chosen = (((row.auto & INSIDE) != 0) | ((entry & BEGIN) != 0)) & ~forcing
@@ -158,7 +158,7 @@ def consume(row, entry, cursor, reason, program, tables):
     outcome = tl.where(closed, tl.where(forcing, reason, own_end), row.outcome)
     outcome = tl.where((auto & INSIDE) != 0, STILL_OPEN, outcome)
     flags = tl.where(closed, tl.where(forcing, flags | FORCED_END, flags & ~FORCED_END), flags)
-    wall = tl.where(ours, 0, row.wall)
+    force_start = tl.where(ours, 0, row.force_start)
     cursor = tl.where(ours & ((flags & NO_BREAK) != 0), NOT_FORCING, cursor)
 
     upcoming = tl.load(program + cursor, mask=forcing & (cursor != NOT_FORCING), other=PROGRAM_END)
@@ -166,31 +166,31 @@ def consume(row, entry, cursor, reason, program, tables):
     cursor = tl.where(done, NOT_FORCING, cursor)
     flags = tl.where(done, flags | FRESH, flags)
 
-    may_arm = (cursor == NOT_FORCING) & ((auto & THINKING) != 0)
-    at_wall = may_arm & ((used >= row.most) | (total >= row.last))
-    in_grace = may_arm & ~at_wall & ~forcing & (used >= row.grace) & ((auto & LINE_END) != 0)
-    arms = at_wall | in_grace
-    rest = tl.load(tables.end_cursor + (auto & STATE_MASK), mask=arms, other=0)
-    whole = wall + tl.load(tables.end_start + (auto & STATE_MASK), mask=arms, other=0)
-    cursor = tl.where(arms, tl.where(rest != 0, rest, whole), cursor)
+    may_start = (cursor == NOT_FORCING) & ((auto & THINKING) != 0)
+    at_wall = may_start & ((used >= row.most) | (total >= row.response_limit))
+    in_grace = may_start & ~at_wall & ~forcing & (used >= row.grace) & ((auto & LINE_END) != 0)
+    starts = at_wall | in_grace
+    rest = tl.load(tables.end_cursor + (auto & STATE_MASK), mask=starts, other=0)
+    whole = force_start + tl.load(tables.end_start + (auto & STATE_MASK), mask=starts, other=0)
+    cursor = tl.where(starts, tl.where(rest != 0, rest, whole), cursor)
     reason = tl.where(at_wall, BY_WALL, tl.where(in_grace, BY_GRACE, reason))
-    return Row(auto, used, cursor, outcome, row.forced + forcing.to(tl.int32), reason, flags, wall, row.most,
-               row.least, row.grace, total, row.last)
+    return Row(auto, used, cursor, outcome, row.forced + forcing.to(tl.int32), reason, flags, force_start, row.most,
+               row.least, row.grace, total, row.response_limit)
 
 
 @triton.jit
 def take(row, token, program, tables):
     """One sampled token taken into a row: the row after it, and the token that stands in the output."""
     entry = lookup(row.auto, token_kind(token, tables), tables)
-    taken, cursor, reason = settle(row, token, entry, program, tables)
+    taken, cursor, reason = replace_eos(row, token, entry, program, tables)
     if taken != token:
         entry = lookup(row.auto, token_kind(taken, tables), tables)
     return consume(row, entry, cursor, reason, program, tables), taken
 
 
 @triton.jit
-def mask_row(logits, width, row, program, tables, LOST: tl.constexpr):
-    """This program's share of one row of logits: every `num_programs(1)`-th block of what the row loses."""
+def mask_row(logits, width, row, program, tables, MASKED_LOGIT: tl.constexpr):
+    """This program's share of one row of logits: every `num_programs(1)`-th block of what the row masks."""
     if (row.flags & ACTIVE) != 0:
         if row.cursor != NOT_FORCING:
             keep_one(logits, width, tl.load(program + row.cursor))
@@ -198,13 +198,13 @@ def mask_row(logits, width, row, program, tables, LOST: tl.constexpr):
             thinking = (row.auto & THINKING) != 0
             if (thinking & (row.used < row.least)) | (~thinking & ((row.flags & FORCED_END) != 0)):
                 ids = tables.ban_start + (row.auto & STATE_MASK)
-                lose(logits, tables.ban_ids, tl.load(ids), tl.load(ids + 1), LOST)
-            left = tl.minimum(row.most - row.used, row.last - row.total)
-            if thinking & (left >= 1) & (left <= NEAR):
-                ids = tables.cut_start + (row.auto & STATE_MASK) * NEAR + left - 1
-                lose(logits, tables.cut_ids, tl.load(ids), tl.load(ids + 1), LOST)
+                mask_ids(logits, tables.ban_ids, tl.load(ids), tl.load(ids + 1), MASKED_LOGIT)
+            left = tl.minimum(row.most - row.used, row.response_limit - row.total)
+            if thinking & (left >= 1) & (left <= UTF8_GUARD):
+                ids = tables.guard_start + (row.auto & STATE_MASK) * UTF8_GUARD + left - 1
+                mask_ids(logits, tables.guard_ids, tl.load(ids), tl.load(ids + 1), MASKED_LOGIT)
             if (row.flags & FRESH) != 0:
-                lose(logits, tables.eos_ids, 0, tables.eos, LOST)
+                mask_ids(logits, tables.eos_ids, 0, tables.eos, MASKED_LOGIT)
 
 
 @triton.jit
@@ -219,13 +219,13 @@ def keep_one(logits, width, keep):
 
 
 @triton.jit
-def lose(logits, ids, start, stop, LOST: tl.constexpr):
+def mask_ids(logits, ids, start, stop, MASKED_LOGIT: tl.constexpr):
     dtype: tl.constexpr = logits.dtype.element_ty
     for first in range(start + tl.program_id(1) * LIST, stop, tl.num_programs(1) * LIST):
         at = first + tl.arange(0, LIST)
         column = tl.load(ids + at, mask=at < stop, other=0)
         value = tl.load(logits + column, mask=at < stop, other=0.0).to(wider(dtype))
-        value = tl.where(value < LOST, value, LOST)
+        value = tl.where(value < MASKED_LOGIT, value, MASKED_LOGIT)
         tl.store(logits + column, value.to(dtype), mask=at < stop)
 
 

@@ -1,7 +1,7 @@
 """The operations in host memory: numpy over views of the tensors, equal to `reference`.
 
-In most steps most rows are quiet: nothing is forced, nothing closes, no limit is met. Those are done for the whole
-batch at once. The others are few, and are done by the reference itself.
+In most steps most rows take the fast path: nothing is forced, nothing closes, no limit is met. They are done for the
+whole batch at once. The others are few. They take the slow path, which is the reference itself.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from .layout import (
     AUTO_MASK,
     INSIDE,
     LINE_END,
-    NEAR,
     NOT_FORCING,
     STATE_MASK,
     THINKING,
+    UTF8_GUARD,
     BudgetState,
     Event,
     Flag,
@@ -27,16 +27,16 @@ from .layout import (
     Tables,
     Word,
 )
-from .reference import advance_row, cut, lost_value, walk_row
+from .reference import advance_row, guarded, masked_logit, walk_row
 
 Array = np.ndarray[Any, Any]
 
 # Plain integers: numpy takes several times as long over an enum.
 _AUTO, _USED, _CURSOR, _OUTCOME = int(Word.AUTO), int(Word.USED), int(Word.CURSOR), int(Word.OUTCOME)
 _FLAGS, _MAX, _MIN, _GRACE = int(Word.FLAGS), int(Word.MAX), int(Word.MIN), int(Word.GRACE)
-_TOTAL, _LAST = int(Word.TOTAL), int(Word.LAST)
+_TOTAL, _RESPONSE_LIMIT = int(Word.TOTAL), int(Word.RESPONSE_LIMIT)
 _ACTIVE, _FRESH, _FORCED_END = int(Flag.ACTIVE), int(Flag.FRESH), int(Flag.FORCED_END)
-_LOUD = int(Event.CLOSE | Event.IMPLICIT | Event.EOS | Event.BEGIN)
+_SLOW = int(Event.CLOSE | Event.IMPLICIT | Event.EOS | Event.BEGIN)
 _OPEN = int(Outcome.OPEN)
 
 
@@ -63,16 +63,16 @@ def walk(logits: torch.Tensor, draft: torch.Tensor, parents: torch.Tensor | None
     reached = _first(nodes, tokens)
     reached[:] = words[:, None]
     above = None if parents is None else parents.numpy()
-    loud = _walk_quiet(reached, tokens, above, arrays)
-    for i in loud.nonzero()[0].tolist():
+    slow = _walk_fast(reached, tokens, above, arrays)
+    for i in slow.nonzero()[0].tolist():
         tree = None if above is None else above[i].tolist()
         reached[i] = walk_row(tokens[i].tolist(), tree, words[i].tolist(), state.program.numpy(), arrays)  # type: ignore[arg-type]
     flat = reached.reshape(-1, reached.shape[2])
     mask_words(logits, flat, np.ones(len(flat), bool), state, arrays)
 
 
-def _walk_quiet(reached: Array, tokens: Array, parents: Array | None, tables: Operands) -> Array:
-    """`reference.walk_row` for requests none of whose nodes is loud; returns which other ones there are."""
+def _walk_fast(reached: Array, tokens: Array, parents: Array | None, tables: Operands) -> Array:
+    """`reference.walk_row` for requests none of whose nodes takes the slow path; returns which other ones there are."""
     kind = _kinds(tokens, tables)
     entry, used, total = (reached[:, :, word].copy() for word in (_AUTO, _USED, _TOTAL))
     dead, requests = tokens < 0, np.arange(len(tokens))
@@ -91,16 +91,16 @@ def _walk_quiet(reached: Array, tokens: Array, parents: Array | None, tables: Op
         used[:, node] = used[above] + (alive & (before & INSIDE != 0))
         total[:, node] = total[above] + alive
     inside, thinking = entry & INSIDE != 0, entry & THINKING != 0
-    due = (used >= reached[:, :, _MAX]) | (total >= reached[:, :, _LAST])
+    due = (used >= reached[:, :, _MAX]) | (total >= reached[:, :, _RESPONSE_LIMIT])
     due |= (used >= reached[:, :, _GRACE]) & (entry & LINE_END != 0)
-    loud = ((entry & _LOUD != 0) | thinking & due)[:, 1:].any(1)
+    slow = ((entry & _SLOW != 0) | thinking & due)[:, 1:].any(1)
     row = reached[:, 0]
-    loud |= (row[:, _FLAGS] & _FRESH != 0) | (row[:, _CURSOR] != NOT_FORCING)
-    loud &= row[:, _FLAGS] & _ACTIVE != 0
+    slow |= (row[:, _FLAGS] & _FRESH != 0) | (row[:, _CURSOR] != NOT_FORCING)
+    slow &= row[:, _FLAGS] & _ACTIVE != 0
     reached[:, :, _AUTO], reached[:, :, _USED], reached[:, :, _TOTAL] = entry & AUTO_MASK, used, total
     np.copyto(reached[:, 1:, _OUTCOME], _OPEN, where=inside[:, 1:])
     np.copyto(reached[:, :, _FLAGS], reached[:, :, _FLAGS] & ~_ACTIVE, where=dead)
-    return np.asarray(loud)
+    return np.asarray(slow)
 
 
 def commit(tokens: torch.Tensor, last: torch.Tensor, parents: torch.Tensor | None, rows: torch.Tensor,
@@ -137,17 +137,17 @@ def advance_words(words: Array, tokens: Array, program: Array, tables: Operands)
     entry = tables.step[(auto & STATE_MASK) * tables.classes + _kinds(tokens, tables)]
     used, total = words[:, _USED] + (auto & INSIDE != 0), words[:, _TOTAL] + 1
     inside, thinking = entry & INSIDE != 0, entry & THINKING != 0
-    due = (used >= words[:, _MAX]) | (total >= words[:, _LAST])
+    due = (used >= words[:, _MAX]) | (total >= words[:, _RESPONSE_LIMIT])
     due |= (used >= words[:, _GRACE]) & (entry & LINE_END != 0)
-    loud = (entry & _LOUD != 0) | (flags & _FRESH != 0) | (cursor != NOT_FORCING) | thinking & due
+    slow = (entry & _SLOW != 0) | (flags & _FRESH != 0) | (cursor != NOT_FORCING) | thinking & due
     active = flags & _ACTIVE != 0
-    quiet = active & ~loud
-    np.copyto(words[:, _AUTO], entry & AUTO_MASK, where=quiet)
-    np.copyto(words[:, _USED], used, where=quiet)
-    np.copyto(words[:, _TOTAL], total, where=quiet)
-    np.copyto(words[:, _OUTCOME], _OPEN, where=quiet & inside)
+    fast = active & ~slow
+    np.copyto(words[:, _AUTO], entry & AUTO_MASK, where=fast)
+    np.copyto(words[:, _USED], used, where=fast)
+    np.copyto(words[:, _TOTAL], total, where=fast)
+    np.copyto(words[:, _OUTCOME], _OPEN, where=fast & inside)
     taken = tokens.copy()
-    for i in (active & loud).nonzero()[0].tolist():
+    for i in (active & slow).nonzero()[0].tolist():
         row = words[i].tolist()
         taken[i] = advance_row(int(tokens[i]), row, program, tables)  # type: ignore[arg-type]
         words[i] = row
@@ -162,8 +162,8 @@ def mask_words(logits: torch.Tensor, words: Array, present: Array, state: Budget
     free = active & ~forced
     thinking = auto & THINKING != 0
     barred = thinking & (words[:, _USED] < words[:, _MIN]) | ~thinking & (flags & _FORCED_END != 0)
-    left = np.minimum(words[:, _MAX] - words[:, _USED], words[:, _LAST] - words[:, _TOTAL])
-    lost = lost_value(torch.finfo(logits.dtype).min)
+    left = np.minimum(words[:, _MAX] - words[:, _USED], words[:, _RESPONSE_LIMIT] - words[:, _TOTAL])
+    masked = masked_logit(torch.finfo(logits.dtype).min)
     for i in forced.nonzero()[0].tolist():
         keep = int(state.program[int(cursor[i])])
         value = float(logits[i, keep])
@@ -171,14 +171,14 @@ def mask_words(logits: torch.Tensor, words: Array, present: Array, state: Budget
         logits[i, keep] = value if np.isfinite(value) else 0.0
     for i in (free & barred).nonzero()[0].tolist():
         index = int(auto[i]) & STATE_MASK
-        _lose(logits[i], tables.ban_ids[tables.ban_start[index] : tables.ban_start[index + 1]], lost)
-    for i in (free & thinking & (left >= 1) & (left <= NEAR)).nonzero()[0].tolist():
-        _lose(logits[i], np.asarray(cut(tables, int(auto[i]), int(left[i])), np.int32), lost)  # type: ignore[arg-type]
+        _mask_ids(logits[i], tables.ban_ids[tables.ban_start[index] : tables.ban_start[index + 1]], masked)
+    for i in (free & thinking & (left >= 1) & (left <= UTF8_GUARD)).nonzero()[0].tolist():
+        _mask_ids(logits[i], np.asarray(guarded(tables, int(auto[i]), int(left[i])), np.int32), masked)  # type: ignore[arg-type]
     for i in (free & (flags & _FRESH != 0)).nonzero()[0].tolist():
-        _lose(logits[i], tables.eos_ids, lost)
+        _mask_ids(logits[i], tables.eos_ids, masked)
 
 
-def _lose(row: torch.Tensor, ids: Array, lost: float) -> None:
+def _mask_ids(row: torch.Tensor, ids: Array, masked: float) -> None:
     index = torch.from_numpy(ids).long()
     values = row[index]
-    row[index] = torch.where(values < lost, values, lost).to(row.dtype)
+    row[index] = torch.where(values < masked, values, masked).to(row.dtype)

@@ -25,8 +25,8 @@ from ..entries import Event as Event
 
 class Word(IntEnum):
     """Column of `BudgetState.words`. Columns up to `FLAGS` and `TOTAL` change with every token, the others only on
-    admission, except `WALL`, which a forced end resets: a message is said once. An end that the host asks for (`ask`)
-    writes `MAX`, `WALL` and `ASKED`."""
+    admission, except `FORCE_START`, which a forced end resets: a message is written once. An end that the host asks for
+    (`ask`) writes `MAX`, `FORCE_START` and `ASKED`."""
 
     AUTO = 0  # automaton word: state index in the low 16 bits, INSIDE and LINE_END above
     USED = 1  # tokens the model chose inside thinking so far, end marker included
@@ -35,12 +35,12 @@ class Word(IntEnum):
     FORCED = 4  # ids written by the budget so far
     REASON = 5  # Outcome that the end being forced will have
     FLAGS = 6  # Flag
-    WALL = 7  # index into `program` of what is forced at the wall: message, end marker, line break; plus `end_start`
+    FORCE_START = 7  # index into `program` of what the wall forces: message, end marker, line break; plus `end_start`
     MAX = 8  # most tokens inside thinking, or NO_LIMIT
     MIN = 9  # the end cannot be chosen while USED is below this
     GRACE = 10  # from this USED on, the first line end closes the block, or NO_LIMIT
     TOTAL = 11  # tokens of the response so far
-    LAST = 12  # from this TOTAL on, an open block is closed, so that what is left goes to the answer; or NO_LIMIT
+    RESPONSE_LIMIT = 12  # from this TOTAL on, an open block is closed: what is left is the answer's; or NO_LIMIT
     ASKED = 13  # Outcome of the end that the host asked for and that `MAX` was lowered for, else 0
 
 
@@ -48,9 +48,10 @@ WORDS = 16
 NOT_FORCING = -1
 NO_LIMIT = 2**31 - 1
 PROGRAM_END = -1  # terminates a forced sequence in `program`
-KEEP = -1  # as the wall of an end that is asked for: the row's own
+KEEP = -1  # as the `FORCE_START` of an end that is asked for: the row's own
 
-NEAR = 3  # tokens from the wall on which no character may be begun that cannot be completed: a character has 4 bytes
+UTF8_GUARD = 3
+"""Tokens before the wall in which no character may be begun that cannot be completed: a character has up to 4 bytes."""
 
 
 class Flag(IntFlag):
@@ -87,8 +88,8 @@ class Operands(NamedTuple):
     end_start: Any
     ban_start: Any
     ban_ids: Any
-    cut_start: Any
-    cut_ids: Any
+    guard_start: Any
+    guard_ids: Any
     eos_ids: Any
     vocab: int  # elements of token_class
     classes: int  # behaviour classes, the row stride of step
@@ -105,8 +106,8 @@ class Tables:
     end_start: torch.Tensor  # [states] int32, how far behind the first end the one of the state's blocks is forced
     ban_start: torch.Tensor  # [states + 1] int32, offsets into ban_ids
     ban_ids: torch.Tensor  # [n] int32, ids that would end the block (inside) or write the end marker (outside)
-    cut_start: torch.Tensor  # [states * NEAR + 1] int32, offsets into cut_ids, by state and tokens left until the wall
-    cut_ids: torch.Tensor  # [n] int32, ids that would leave a character with more bytes missing than tokens left
+    guard_start: torch.Tensor  # [states * UTF8_GUARD + 1] int32, offsets into guard_ids, by state and tokens left
+    guard_ids: torch.Tensor  # [n] int32, ids that would leave a character with more bytes missing than tokens left
     eos_ids: torch.Tensor  # [n] int32, ids that end the response
 
     @property
@@ -117,7 +118,7 @@ class Tables:
     def operands(self) -> Operands:
         """What a kernel is given."""
         return Operands(self.token_class, self.step, self.end_cursor, self.end_start, self.ban_start, self.ban_ids,
-                        self.cut_start, self.cut_ids, self.eos_ids,
+                        self.guard_start, self.guard_ids, self.eos_ids,
                         self.token_class.numel(), self.classes, self.eos_ids.numel())
 
     @cached_property

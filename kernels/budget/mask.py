@@ -9,7 +9,7 @@ import triton.language as tl  # type: ignore[import-untyped]
 
 from . import device, host
 from .layout import BudgetState, Tables
-from .reference import lost_value
+from .reference import masked_logit
 
 
 def mask_logits(logits: torch.Tensor, rows: torch.Tensor, state: BudgetState, tables: Tables) -> None:
@@ -28,9 +28,9 @@ def mask_logits(logits: torch.Tensor, rows: torch.Tensor, state: BudgetState, ta
         host.mask(logits, rows, state, tables)
         return
     n, width = logits.shape
-    lost = lost_value(torch.finfo(logits.dtype).min)
+    masked = masked_logit(torch.finfo(logits.dtype).min)
     _mask_kernel[(n, device.parts(width))](
-        logits, row_stride(logits), width, rows, state.operands, tables.operands, lost, num_warps=4)
+        logits, row_stride(logits), width, rows, state.operands, tables.operands, masked, num_warps=4)
 
 
 def check_logits(logits: torch.Tensor, tables: Tables) -> None:
@@ -56,11 +56,11 @@ def _mask_kernel(
     rows,  # [n] int
     state,  # StateOperands
     tables,  # Operands
-    LOST: tl.constexpr,  # value of an id that the row loses
+    MASKED_LOGIT: tl.constexpr,  # value of a masked id
 ):
     i = tl.program_id(0).to(tl.int64)
     slot = tl.load(rows + i).to(tl.int64)
     if slot < 0:
         return
     words = tl.load(state.words + slot * device.WORDS + tl.arange(0, device.WORDS))
-    device.mask_row(logits + i * stride, width, device.unpack(words), state.program, tables, LOST)
+    device.mask_row(logits + i * stride, width, device.unpack(words), state.program, tables, MASKED_LOGIT)

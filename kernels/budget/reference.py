@@ -15,27 +15,27 @@ from .layout import (
     INSIDE,
     KEEP,
     LINE_END,
-    NEAR,
     NOT_FORCING,
     PROGRAM_END,
     STATE_MASK,
     THINKING,
+    UTF8_GUARD,
     Event,
     Flag,
     Outcome,
     Word,
 )
 
-LOST = -(2.0**99)
-"""Value of an id that a row loses, about -6e29. Finite, so that a row to which something else, a grammar say, left no
+MASKED_LOGIT = -(2.0**99)
+"""Logit of a masked id, about -6e29. Finite, so that a row to which something else, a grammar say, left no
 other id can still be sampled; far below any logit even after division by a small temperature. Above -1e30, which sglang
 puts in the place of -inf where it sanitises logits: what a grammar bans stays behind what the budget takes away. A
 power of two, so that it is the same number in every dtype that reaches it."""
 
 
-def lost_value(dtype_min: float) -> float:
-    """LOST for a dtype whose lowest finite value is `dtype_min`."""
-    return max(LOST, dtype_min / 2)
+def masked_logit(dtype_min: float) -> float:
+    """MASKED_LOGIT for a dtype whose lowest finite value is `dtype_min`."""
+    return max(MASKED_LOGIT, dtype_min / 2)
 
 
 class HostTables(Protocol):
@@ -47,8 +47,8 @@ class HostTables(Protocol):
     end_start: Sequence[int]
     ban_start: Sequence[int]
     ban_ids: Sequence[int]
-    cut_start: Sequence[int]
-    cut_ids: Sequence[int]
+    guard_start: Sequence[int]
+    guard_ids: Sequence[int]
     eos_ids: Sequence[int]
 
 
@@ -67,29 +67,29 @@ def banned(tables: HostTables, auto: int) -> Sequence[int]:
 
 def tokens_left(row: Sequence[int]) -> int:
     """How many more tokens the model can choose for thinking until it comes to its wall."""
-    return min(row[Word.MAX] - row[Word.USED], row[Word.LAST] - row[Word.TOTAL])
+    return min(row[Word.MAX] - row[Word.USED], row[Word.RESPONSE_LIMIT] - row[Word.TOTAL])
 
 
-def cut(tables: HostTables, auto: int, left: int) -> Sequence[int]:
+def guarded(tables: HostTables, auto: int, left: int) -> Sequence[int]:
     """Ids that could leave a character half-written at the wall, in this automaton word with `left` tokens to go.
 
     A byte of a character takes at most one token. So while no more bytes are missing than tokens are left, the
     character can be completed, and an id that would break this is not to be chosen.
     """
-    if not 1 <= left <= NEAR:
+    if not 1 <= left <= UTF8_GUARD:
         return ()
-    index = (auto & STATE_MASK) * NEAR + left - 1
-    return tables.cut_ids[tables.cut_start[index] : tables.cut_start[index + 1]]
+    index = (auto & STATE_MASK) * UTF8_GUARD + left - 1
+    return tables.guard_ids[tables.guard_start[index] : tables.guard_start[index + 1]]
 
 
 def mask_row(logits: MutableSequence[float], row: Sequence[int], program: Sequence[int], tables: HostTables,
-             lost: float = LOST) -> None:
+             masked: float = MASKED_LOGIT) -> None:
     """Apply one row's budget to its logits, in place, before sampling.
 
     A row that is being forced keeps one id, with its logit if that is finite and 0 otherwise. A row below its minimum
-    loses every id that would end thinking. A row that is about to come to its wall loses the ids that would have a
-    character cut there. A row that the budget closed loses the ids that would write the end marker again, and EOS right
-    after the end. Any other row is untouched.
+    has every id masked that would end thinking. A row near its wall has the ids masked that would leave a character
+    half-written there. A row that the budget closed has the ids masked that would write the end marker again, and EOS
+    right after the end. Any other row is untouched.
 
     Args:
         logits: [vocab] of one row; may be wider than the tokenizer's vocabulary.
@@ -107,26 +107,26 @@ def mask_row(logits: MutableSequence[float], row: Sequence[int], program: Sequen
         return
     thinking = row[Word.AUTO] & THINKING
     if (thinking and row[Word.USED] < row[Word.MIN]) or (not thinking and flags & Flag.FORCED_END):
-        _lose(logits, banned(tables, row[Word.AUTO]), lost)
+        _mask_ids(logits, banned(tables, row[Word.AUTO]), masked)
     if thinking:
-        _lose(logits, cut(tables, row[Word.AUTO], tokens_left(row)), lost)
+        _mask_ids(logits, guarded(tables, row[Word.AUTO], tokens_left(row)), masked)
     if flags & Flag.FRESH:
-        _lose(logits, tables.eos_ids, lost)
+        _mask_ids(logits, tables.eos_ids, masked)
 
 
-def _lose(logits: MutableSequence[float], ids: Sequence[int], lost: float) -> None:
+def _mask_ids(logits: MutableSequence[float], ids: Sequence[int], masked: float) -> None:
     for i in ids:
-        logits[i] = logits[i] if logits[i] < lost else lost
+        logits[i] = logits[i] if logits[i] < masked else masked
 
 
 def force_cursor(row: Sequence[int], tables: HostTables, message: bool) -> int:
     """Where forcing starts: the rest of what stands half-written, else the row's message (or nothing) and the end, the
     one that the block has."""
     state = row[Word.AUTO] & STATE_MASK
-    return int(tables.end_cursor[state]) or (row[Word.WALL] if message else 0) + int(tables.end_start[state])
+    return int(tables.end_cursor[state]) or (row[Word.FORCE_START] if message else 0) + int(tables.end_start[state])
 
 
-def arm(row: MutableSequence[int], tables: HostTables, chosen: bool) -> None:
+def start_forcing_if_due(row: MutableSequence[int], tables: HostTables, chosen: bool) -> None:
     """Start forcing the end if the row has come to its wall, or to a line end in its grace window.
 
     Args:
@@ -172,7 +172,7 @@ def advance_row(token: int, row: MutableSequence[int], program: Sequence[int], t
     if forcing and (row[Word.CURSOR] == NOT_FORCING or program[row[Word.CURSOR]] == PROGRAM_END):
         row[Word.CURSOR] = NOT_FORCING
         row[Word.FLAGS] |= Flag.FRESH
-    arm(row, tables, chosen=not forcing)
+    start_forcing_if_due(row, tables, chosen=not forcing)
     return token
 
 
@@ -197,7 +197,7 @@ def ask_row(row: MutableSequence[int], missing: Sequence[int], reason: int, wall
     row[Word.MAX] = row[Word.USED] + allowed
     row[Word.ASKED] = reason
     if wall != KEEP and free:
-        row[Word.WALL] = wall
+        row[Word.FORCE_START] = wall
     return True
 
 
@@ -207,7 +207,7 @@ def _note_outcome(row: MutableSequence[int], step: int, forcing: bool, tables: H
         if forcing:
             row[Word.OUTCOME] = row[Word.REASON]
             row[Word.FLAGS] |= Flag.FORCED_END
-            row[Word.WALL] = 0
+            row[Word.FORCE_START] = 0
             if row[Word.FLAGS] & Flag.NO_BREAK:
                 row[Word.CURSOR] = NOT_FORCING
         else:

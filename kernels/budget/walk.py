@@ -10,7 +10,7 @@ import triton.language as tl  # type: ignore[import-untyped]
 from . import device, host
 from .layout import WORDS, BudgetState, Tables
 from .mask import check_logits, row_stride
-from .reference import lost_value
+from .reference import masked_logit
 
 CHUNK = tl.constexpr(16)  # nodes whose behaviour classes are loaded at once
 
@@ -51,10 +51,10 @@ def walk(logits: torch.Tensor, draft: torch.Tensor, parents: torch.Tensor | None
     if not device.launches(logits):
         host.walk(logits, draft, parents, rows, nodes, state, tables)
         return
-    lost = lost_value(torch.finfo(logits.dtype).min)
+    masked = masked_logit(torch.finfo(logits.dtype).min)
     vocab = logits.shape[1]
     _walk_kernel[(n, device.parts(vocab))](
-        logits, row_stride(logits), vocab, draft, parents, rows, nodes, state.operands, tables.operands, width, lost,
+        logits, row_stride(logits), vocab, draft, parents, rows, nodes, state.operands, tables.operands, width, masked,
         num_warps=4)
 
 
@@ -81,7 +81,7 @@ def _walk_kernel(
     state,  # StateOperands
     tables,  # Operands
     width,
-    LOST: tl.constexpr,  # value of an id that a row loses
+    MASKED_LOGIT: tl.constexpr,  # value of a masked id
 ):
     i = tl.program_id(0).to(tl.int64)
     slot = tl.load(rows + i).to(tl.int64)
@@ -106,7 +106,7 @@ def _walk_kernel(
         else:
             tl.store(nodes + j * device.WORDS + lanes, device.pack(words, row),
                      mask=(lanes < device.WORDS) & (tl.program_id(1) == 0))
-        device.mask_row(logits + j * stride, vocab, row, state.program, tables, LOST)
+        device.mask_row(logits + j * stride, vocab, row, state.program, tables, MASKED_LOGIT)
 
         # The next node. After the last one there is none: its token reads as padding.
         if ((CHUNK - 1) & j) == 0:  # the constant is on the left: the interpreter has a plain integer for j
@@ -134,20 +134,21 @@ def _reload(row, at):
     """The row in the state whose words are at `at`. Its limits are the same."""
     return device.Row(
         tl.load(at + device.AUTO), tl.load(at + device.USED), tl.load(at + device.CURSOR), tl.load(at + device.OUTCOME),
-        tl.load(at + device.FORCED), tl.load(at + device.REASON), tl.load(at + device.FLAGS), tl.load(at + device.WALL),
-        row.most, row.least, row.grace, tl.load(at + device.TOTAL), row.last)
+        tl.load(at + device.FORCED), tl.load(at + device.REASON), tl.load(at + device.FLAGS),
+        tl.load(at + device.FORCE_START), row.most, row.least, row.grace, tl.load(at + device.TOTAL),
+        row.response_limit)
 
 
 @triton.jit
 def _step(row, padding, token, kind, program, tables):
     """The state of a node whose parent's is given."""
     entry = device.lookup(row.auto, kind, tables)
-    taken, cursor, reason = device.settle(row, token, entry, program, tables)
+    taken, cursor, reason = device.replace_eos(row, token, entry, program, tables)
     dead = padding | (taken != token) | ((row.flags & device.ACTIVE) == 0)
     after = device.consume(row, entry, cursor, reason, program, tables)
     return device.Row(
         tl.where(dead, row.auto, after.auto), tl.where(dead, row.used, after.used),
         tl.where(dead, row.cursor, after.cursor), tl.where(dead, row.outcome, after.outcome),
         tl.where(dead, row.forced, after.forced), tl.where(dead, row.reason, after.reason),
-        tl.where(dead, row.flags & ~device.ACTIVE, after.flags), tl.where(dead, row.wall, after.wall),
-        row.most, row.least, row.grace, tl.where(dead, row.total, after.total), row.last)
+        tl.where(dead, row.flags & ~device.ACTIVE, after.flags), tl.where(dead, row.force_start, after.force_start),
+        row.most, row.least, row.grace, tl.where(dead, row.total, after.total), row.response_limit)

@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from .errors import BenchError, Violated
+from . import BenchError, Violated
 
 COMMANDS = ("budget", "cut", "overhead", "uag", "double-query", "accuracy", "churn")
 NEEDED = ("matplotlib", "jinja2", "scipy", "aiohttp")

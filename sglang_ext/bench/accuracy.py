@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..demo.reasoner.tasks import SERIAL, THOUGHTFUL
-from . import common, plots, stats
+from . import common, plots
 from .load import Ask, Row, run
 from .options import UNLIMITED, whole, wholes
 from .record import Record, Run
-from .report import Page, Plot, Table
+from .report import Page, Plot, Table, mean, wilson
 from .workload import Task, chance, from_file, questions, task
 
 HELP = "accuracy against budget on questions with one right answer"
@@ -55,7 +55,7 @@ def measure(args: argparse.Namespace, record: Run) -> None:
 def share(rows: Sequence[Row]) -> dict[str, Any]:
     """Right answers among rows, with Wilson's interval of their share. A failed request is no answer: not counted."""
     known = [row["right"] for row in rows if row.get("right") is not None]
-    low, high = stats.wilson(sum(known), len(known), CONFIDENCE)
+    low, high = wilson(sum(known), len(known), CONFIDENCE)
     return {"right": sum(known), "of": len(known), "share": sum(known) / len(known) if known else None, "low": low,
             "high": high}
 
@@ -71,7 +71,7 @@ def page(record: Record) -> Page:
     shares = {name: {common.shown(b): share([r for r in rows if r["budget"] == b and r["kind"] in members])
                      for b in budgets} for name, members in groups.items()}
     first = next(iter(groups), "")
-    thought = {common.shown(b): stats.mean(r.get("thought") for r in rows
+    thought = {common.shown(b): mean(r.get("thought") for r in rows
                                            if r["budget"] == b and r["kind"] in groups[first]) for b in budgets}
     by_chance = next((row["share"] for row in record.of("chance")), None)
     out = Page("Accuracy under think budgets",

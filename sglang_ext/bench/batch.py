@@ -10,7 +10,7 @@ from typing import Any
 
 import requests
 
-from .errors import BenchError
+from . import BenchError
 
 SECONDS = 3600
 """Most seconds of a response."""

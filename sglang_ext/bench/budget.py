@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from . import common, plots, stats
+from . import common, plots
 from .load import Ask, Row, Target, run
 from .options import UNLIMITED, positive, tenants, whole, wholes
 from .record import Record, Run
-from .report import Page, Plot, Table
+from .report import Page, Plot, Table, mean, percentile
 from .workload import Task
 
 HELP = "latency, throughput, outcomes and answers over a sweep of budgets"
@@ -99,11 +99,11 @@ def numbers(rows: Sequence[Row], seconds: float | None, longest: int | None) -> 
         "requests": len(rows), "failed": len(rows) - len(good),
         "requests_per_second": len(good) / seconds if seconds else None,
         "tokens_per_second": output / seconds if seconds else None,
-        **{f"{name}_p{q}": stats.percentile((row[name] for row in good), q)
+        **{f"{name}_p{q}": percentile((row[name] for row in good), q)
            for name in ("ttft", "answer_ttft", "latency") for q in (50, 99)},
-        "thought_mean": stats.mean(row["thought"] for row in good),
-        **{f"thought_p{q}": stats.percentile((row["thought"] for row in good), q) for q in (10, 50, 90, 100)},
-        "forced_mean": stats.mean(row["forced"] for row in good),
+        "thought_mean": mean(row["thought"] for row in good),
+        **{f"thought_p{q}": percentile((row["thought"] for row in good), q) for q in (10, 50, 90, 100)},
+        "forced_mean": mean(row["forced"] for row in good),
         "outcomes": dict(Counter(row["outcome"] for row in good)),
         "empty": sum(row["empty"] for row in good),
         "escapes": sum(escaped(row, longest) for row in good),

@@ -9,8 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from ..serve import DEMOS
-from . import options, servers, workload
-from .errors import BenchError
+from . import BenchError, options, servers, workload
 from .in_force import OURS
 from .load import Ask, Row, Target, run
 from .options import UNLIMITED

@@ -9,11 +9,11 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
-from . import plots, stats
+from . import plots
 from .load import Row
 from .options import UNLIMITED
 from .record import Record
-from .report import Page, Plot, Table
+from .report import Page, Plot, Table, mean, percentile, spread
 
 ONE, STEPS, BARE = "one forward", "token by token", "no message"
 """The ways: an end read in one forward, or written token by token, and one without a message, which is a few tokens."""
@@ -57,10 +57,10 @@ class Load:
         return cls(
             seconds=seconds,
             answers=[row["answer_ttft"] for row in good if row["budget"] != UNLIMITED and row["answer_ttft"]],
-            step=stats.percentile((gap for row in good for gap in gaps(row)), 50),
-            gap_p50=stats.percentile(free, 50), gap_p99=stats.percentile(free, 99),
+            step=percentile((gap for row in good for gap in gaps(row)), 50),
+            gap_p50=percentile(free, 50), gap_p99=percentile(free, 99),
             tokens_per_second=speed(good, batch), cuts=len(cuts), at_once=sum(map(at_once, cuts)),
-            end_steps=stats.mean(map(end_steps, cuts)),
+            end_steps=mean(map(end_steps, cuts)),
             errors=dict(Counter(row["error"] for row in rows if row.get("error"))))
 
     def row(self) -> dict[str, Any]:
@@ -113,8 +113,8 @@ def answer_figures(loads: Sequence[dict[str, Any]]) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for way in (BARE, ONE, STEPS):
         times = [t for load in loads if load["way"] == way for t in load["answers"]]
-        out[way] = {"p50": stats.percentile(times, 50), "p99": stats.percentile(times, 99), "count": len(times),
-                    "end_steps": stats.mean(load["end_steps"] for load in loads if load["way"] == way)}
+        out[way] = {"p50": percentile(times, 50), "p99": percentile(times, 99), "count": len(times),
+                    "end_steps": mean(load["end_steps"] for load in loads if load["way"] == way)}
     steps = [load["step"] for load in loads if load["way"] == STEPS and load["step"]]
     out["step"] = median(steps) if steps else None
     bare, one = out[BARE]["p50"], out[ONE]["p50"]
@@ -129,12 +129,12 @@ def mix_figures(loads: Sequence[dict[str, Any]]) -> dict[str, Any]:
                     and load["tokens_per_second"]} for way in (ONE, STEPS)}
     for way in (ONE, STEPS):
         mine = [load for load in loads if load["way"] == way]
-        out[way] = {"tokens_per_second": stats.percentile(speeds[way].values(), 50),
-                    "answer_p50": stats.percentile((t for load in mine for t in load["answers"]), 50),
-                    **{name: stats.percentile((load[name] for load in mine), 50) for name in ("gap_p50", "gap_p99")},
+        out[way] = {"tokens_per_second": percentile(speeds[way].values(), 50),
+                    "answer_p50": percentile((t for load in mine for t in load["answers"]), 50),
+                    **{name: percentile((load[name] for load in mine), 50) for name in ("gap_p50", "gap_p99")},
                     "cuts": sum(load["cuts"] for load in mine), "at_once": sum(load["at_once"] for load in mine)}
     ratios = [speeds[ONE][n] / speeds[STEPS][n] for n in speeds[ONE] if n in speeds[STEPS]]
-    out["ratio"] = stats.spread(ratios) if ratios else None
+    out["ratio"] = spread(ratios) if ratios else None
     return out
 
 

@@ -17,14 +17,13 @@ import requests
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from ..double_query import AsyncStream, Endpoint, Query, ServerError
-from . import common, plots, servers, stats
-from .errors import BenchError, alone
+from . import BenchError, common, plots, servers
 from .in_force import INSIDE, OURS, demand
-from .load import Row
+from .load import Row, alone
 from .models import resolve
 from .options import UNLIMITED, choices, spelled, whole, wholes
 from .record import Record, Run
-from .report import Page, Plot, Table
+from .report import Page, Plot, Table, mean, percentile
 from .workload import CHECKS, Task
 
 HELP = "a budget in the server against two calls, direct and through sglang-router"
@@ -202,10 +201,10 @@ def numbers(rows: Sequence[Row], seconds: float | None) -> dict[str, Any]:
     known = [row["right"] for row in good if row.get("right") is not None]
     return {"requests": len(rows), "failed": len(rows) - len(good),
             "requests_per_second": len(good) / seconds if seconds else None,
-            **{f"{name}_p{q}": stats.percentile((r[name] for r in good), q)
+            **{f"{name}_p{q}": percentile((r[name] for r in good), q)
                for name in ("ttft", "answer_ttft", "latency") for q in (50, 99)},
-            "calls": stats.mean(r["calls"] for r in good),
-            "cached_tokens": stats.mean(r["cached_tokens"] for r in good if r["calls"] > 1),
+            "calls": mean(r["calls"] for r in good),
+            "cached_tokens": mean(r["cached_tokens"] for r in good if r["calls"] > 1),
             "empty": sum(r["empty"] for r in good), "right": sum(known) / len(known) if known else None}
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .errors import BenchError
+from . import BenchError
 from .options import UNLIMITED
 
 OURS = "think_budget"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 from tqdm import tqdm  # type: ignore[import-untyped]
 
-from .errors import alone
+from . import BenchError
 from .in_force import OURS, demand
 from .options import UNLIMITED, spelled
 from .stream import Stream
@@ -158,3 +158,14 @@ async def ask_once(session: aiohttp.ClientSession, target: Target, ask: Ask, beg
     if ask.task.answer is not None:
         row["right"] = CHECKS[target.check]("".join(stream.answer).strip(), ask.task.answer.strip())
     return row
+
+
+def alone(load: Coroutine[Any, Any, float]) -> float:
+    """Run a load to its end; where its tasks cannot go on, the first one's error is raised by itself."""
+    try:
+        return asyncio.run(load)
+    except BaseExceptionGroup as group:
+        stopped = group.subgroup(BenchError)
+        if stopped is None:
+            raise
+        raise stopped.exceptions[0] from None

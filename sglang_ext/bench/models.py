@@ -1,4 +1,4 @@
-"""Models that a benchmark serves under more than one server, or loads itself."""
+"""Models that a benchmark serves under more than one server, or loads itself; sglang's own budget for their ids."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from ..cli import has_flag
 from ..cpu import gpu_available
 from ..serve import DEMOS
-from .errors import BenchError
+from . import BenchError
 
 
 @dataclass(frozen=True)
@@ -44,3 +44,33 @@ def resolve(demo: str, model_path: str | None, more: list[str]) -> Served:
     flags = ["--model-path", str(path)]
     flags += [part for flag, value in defaults.items() if not has_flag(more, flag) for part in (flag, value)]
     return Served(path, name, [*flags, *more], not gpu_available())
+
+
+@dataclass(frozen=True)
+class Markers:
+    """Ids of the start marker, the end marker and a line break."""
+
+    start: int
+    end: int
+    line_break: int
+
+
+def markers_of(model: Path) -> Markers | None:
+    """The ids of `<think>`, `</think>` and a line break; None where a tokenizer has not one id for each."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    ids = [tokenizer.encode(text, add_special_tokens=False) for text in ("<think>", "</think>", "\n")]
+    return Markers(*(i[0] for i in ids)) if all(len(i) == 1 for i in ids) else None
+
+
+def processor_text(markers: Markers) -> str:
+    """The text that goes into `custom_logit_processor`."""
+    from sglang.srt.sampling.custom_logit_processor import ThinkingBudgetLogitProcessor
+
+    class Budget(ThinkingBudgetLogitProcessor):  # type: ignore[misc]
+        THINKING_START_TOKEN_ID = markers.start
+        THINKING_END_TOKEN_ID = markers.end
+        NEW_LINE_TOKEN_ID = markers.line_break
+
+    return str(Budget().to_str())

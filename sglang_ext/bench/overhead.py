@@ -11,16 +11,14 @@ from typing import Any
 
 from tqdm import tqdm  # type: ignore[import-untyped]
 
-from . import common, plots, servers, stats
+from . import BenchError, common, plots, servers
 from .batch import send
-from .errors import BenchError
 from .in_force import OURS
 from .load import merged
-from .models import Served, resolve
+from .models import Markers, Served, markers_of, processor_text, resolve
 from .options import choices, spelled, whole
-from .processor import Markers, markers_of, processor_text
 from .record import Record, Run
-from .report import Page, Plot, Table
+from .report import Page, Plot, Table, spread
 from .workload import thoughtful
 
 HELP = "ours, sglang's processor, sglang's strict thinking and nothing, in alternating rounds"
@@ -201,7 +199,7 @@ def numbers(rows: list[dict[str, Any]]) -> dict[str, Any]:
         out[kind] = {"tokens_per_second": statistics.median(speeds[kind].values()),
                      "by_round": list(speeds[kind].values()),
                      "thought_most": max(thought, default=None),
-                     "ratio": stats.spread([speeds[kind][n] / speeds[base][n] for n in both])
+                     "ratio": spread([speeds[kind][n] / speeds[base][n] for n in both])
                      if both and kind != base else None}
     return out
 

@@ -19,7 +19,7 @@ from typing import Any, Self
 
 import psutil  # type: ignore[import-untyped]
 
-from .errors import BenchError
+from . import BenchError
 
 RESULTS = "results.jsonl"
 PACKAGES = ("sglang-ext", "sglang", "torch", "triton", "transformers", "sglang-router", "matplotlib")

@@ -1,17 +1,20 @@
-"""One HTML file without links to anything, its plots as files beside it, and its numbers as JSON."""
+"""One HTML file without links to anything, its plots as files beside it, and its numbers as JSON; their statistics."""
 
 from __future__ import annotations
 
 import base64
 import io
 import json
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import jinja2
+import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
+from scipy.stats import binomtest  # type: ignore[import-untyped]
 
 from .record import Record
 
@@ -88,3 +91,29 @@ def _svg(figure: Figure) -> str:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None})
     return "data:image/svg+xml;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+def percentile(values: Iterable[float | None], q: float) -> float | None:
+    """Percentile of what is there, interpolated; None of nothing."""
+    known = [v for v in values if v is not None]
+    return float(np.percentile(known, q)) if known else None
+
+
+def mean(values: Iterable[float | None]) -> float | None:
+    """Mean of what is there; None of nothing."""
+    known = [v for v in values if v is not None]
+    return float(np.mean(known)) if known else None
+
+
+def wilson(hits: int, of: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Wilson's interval of a share; the whole range where nothing was tried."""
+    if not of:
+        return 0.0, 1.0
+    interval = binomtest(hits, of).proportion_ci(confidence, method="wilson")
+    return float(interval.low), float(interval.high)
+
+
+def spread(ratios: Sequence[float]) -> dict[str, Any]:
+    """Median of ratios with the least and the most of them."""
+    return {"median": float(np.median(ratios)), "least": float(min(ratios)), "most": float(max(ratios)),
+            "rounds": len(ratios)}

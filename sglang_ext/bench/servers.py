@@ -22,7 +22,7 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 
 from ..cli import has_flag
 from ..cpu.machine import usable_cores
-from .errors import BenchError
+from . import BenchError
 
 START_SECONDS = 600
 STOP_SECONDS = 15

@@ -11,9 +11,8 @@ from typing import Any
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from ..uag.train.prompts import KINDS, PromptMaker
-from . import common, servers
+from . import BenchError, common, servers
 from .batch import send
-from .errors import BenchError
 from .models import Served, resolve
 from .options import choices, whole, wholes
 from .record import Run

@@ -7,9 +7,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from . import plots, stats
+from . import plots
 from .record import Record
-from .report import Page, Plot, Table
+from .report import Page, Plot, Table, mean
 
 T = TypeVar("T")
 PLAIN, UAG, HF = "plain", "uag", "transformers"
@@ -69,7 +69,7 @@ def numbers(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                                       for kind in dict.fromkeys(r["kind"] for r in responses)} if rounds else {},
             "tokens_per_second_by_kind": _by_kind(_smallest(mine), _speed),
             "acceptance_by_kind": _by_kind(mine, _acceptance),
-            "by_position": by_position(histogram), "as_plain": stats.mean(map(float, compared)),
+            "by_position": by_position(histogram), "as_plain": mean(map(float, compared)),
             "round": _round(_smallest(mine))}
     return out
 

@@ -12,7 +12,7 @@ from random import Random
 from typing import Any
 
 from ..demo.reasoner.tasks import KINDS, MOST_TERMS, SERIAL, THOUGHTFUL, Question, make_question
-from .errors import BenchError
+from . import BenchError
 
 LEAST_TERMS = 3
 """Fewest numbers of a question: shorter ones are answered without thinking."""

@@ -22,9 +22,9 @@ from .kernels.layout import (
     Outcome,
     Word,
 )
-from .kernels.reference import arm, lookup, tokens_left
+from .kernels.reference import lookup, start_forcing_if_due, tokens_left
 from .prompt import Request, Start, start_of
-from .row import Outlook, RequestRow
+from .row import Lookahead, RequestRow
 
 UNKNOWN_MARKERS = ("this model's thinking markers are unknown (the server can be told with --reasoning-parser, or "
                    "--think-start and --think-end)")
@@ -134,7 +134,7 @@ class Admission:
         return events
 
     def _check_reserve(self, budget: ThinkBudget, max_new_tokens: int, name: str) -> None:
-        closing = self.closing(self._speaking(budget, max_new_tokens))
+        closing = self.closing(self._drop_message_if_no_room(budget, max_new_tokens))
         room = max_new_tokens - closing
         if (budget.answer_tokens or 0) > room:
             raise BudgetError(
@@ -142,15 +142,14 @@ class Admission:
                 f"beside the {closing} tokens that close the thinking; accepted: 0 to {max(0, room)}"
             )
 
-    def _settled(self, budget: ThinkBudget, max_new_tokens: int | None) -> ThinkBudget:
-        """The budget with its reserve in tokens. The server's own message gives way to an answer; a request's does
-        not."""
+    def _with_reserve(self, budget: ThinkBudget, max_new_tokens: int | None) -> ThinkBudget:
+        """The budget with its reserve in tokens. Only a request's own message takes room from the reserve."""
         least = self.closing(replace(budget, message=budget.message or ""))
         return replace(budget, answer_tokens=budget.reserve(max_new_tokens, least))
 
-    def _speaking(self, budget: ThinkBudget, max_new_tokens: int | None) -> ThinkBudget:
-        """The budget without the server's own stop message, where that would take the place of the answer, or of all
-        thinking: nothing is said about a thought that there was none of."""
+    def _drop_message_if_no_room(self, budget: ThinkBudget, max_new_tokens: int | None) -> ThinkBudget:
+        """The budget without the server's own stop message, where that would leave no room for an answer or for any
+        thinking. A budget of 0 has no message either: there was no thinking to comment on."""
         if budget.message is not None or not self.limits.message:
             return budget
         if budget.max_tokens == 0:
@@ -179,16 +178,16 @@ class Admission:
         """
         assert self.automaton is not None
         automaton, start = self.automaton, start_of(self.automaton, prompt, request or Request())
-        budget = self._speaking(self._settled(budget, max_new_tokens), max_new_tokens)
+        budget = self._drop_message_if_no_room(self._with_reserve(budget, max_new_tokens), max_new_tokens)
         words = [0] * WORDS
         words[Word.AUTO] = start.word
         words[Word.CURSOR] = NOT_FORCING
         words[Word.OUTCOME] = Outcome.OPEN if words[Word.AUTO] & INSIDE else Outcome.NONE
         most = NO_LIMIT if budget.max_tokens == UNLIMITED else budget.max_tokens
-        words[Word.LAST] = NO_LIMIT
+        words[Word.RESPONSE_LIMIT] = NO_LIMIT
         if budget.answer_tokens and max_new_tokens is not None:
-            words[Word.LAST] = max(0, max_new_tokens - budget.answer_tokens - self.closing(budget))
-        most = min(most, words[Word.LAST])
+            words[Word.RESPONSE_LIMIT] = max(0, max_new_tokens - budget.answer_tokens - self.closing(budget))
+        most = min(most, words[Word.RESPONSE_LIMIT])
         words[Word.MAX] = most
         words[Word.MIN] = min(budget.min_tokens, most)
         words[Word.GRACE] = most - budget.grace_tokens if budget.grace_tokens and most != NO_LIMIT else NO_LIMIT
@@ -202,8 +201,8 @@ class Admission:
         # Where the block is implied and closes at once, its start is written too.
         unsaid = start.word & PENDING and tokens_left(words) <= 0
         program = self.program(message, start.pair if unsaid else None)
-        words[Word.WALL] = shared if program else 0
-        arm(words, automaton, chosen=False)
+        words[Word.FORCE_START] = shared if program else 0
+        start_forcing_if_due(words, automaton, chosen=False)
         return RequestRow(words, program, shared, self.stride, budget, start.pair)
 
     def program(self, message: Sequence[int], unsaid: int | None = None) -> list[int]:
@@ -226,14 +225,14 @@ class Admission:
 
         A replay cannot tell an EOS that was replaced by the end marker from an end that the model wrote.
         """
-        return self.outlook(row, output).words
+        return self.lookahead(row, output).words
 
-    def outlook(self, row: RequestRow, output: Sequence[int]) -> Outlook:
+    def lookahead(self, row: RequestRow, output: Sequence[int]) -> Lookahead:
         """What the row does after `output`; see `rebuilt`."""
         assert self.automaton is not None
         words, since = list(row.words), 0
         if row.latest and row.latest_length <= len(output):
-            words, since = row.lifted_off(), row.latest_length
-        outlook = Outlook(words, [*self.automaton.program, *row.program], self.automaton)
-        outlook.take(output[since:])
-        return outlook
+            words, since = row.to_relative(), row.latest_length
+        lookahead = Lookahead(words, [*self.automaton.program, *row.program], self.automaton)
+        lookahead.take(output[since:])
+        return lookahead

@@ -15,7 +15,7 @@ import numpy as np
 from .byte_automaton import ByteAutomaton
 from .byte_rules import ImplicitEnd, Markers
 from .byte_states import Inside, Pending
-from .kernels.layout import NEAR, PROGRAM_END, STATE_MASK, THINKING, Event
+from .kernels.layout import PROGRAM_END, STATE_MASK, THINKING, UTF8_GUARD, Event
 from .lift import Lifted, lift
 
 __all__ = ["MESSAGE_IDS", "Automaton", "ByteAutomaton", "ImplicitEnd", "Markers", "Vocabulary"]
@@ -105,8 +105,8 @@ class Automaton:
         step: [states * classes] int32.
         end_cursor, end_start: [states] int32.
         ban_start: [states + 1] int32.
-        cut_start: [states * NEAR + 1] int32.
-        ban_ids, cut_ids, eos_ids: int32.
+        guard_start: [states * UTF8_GUARD + 1] int32.
+        ban_ids, guard_ids, eos_ids: int32.
         program: the shared forced sequences, each with its terminator; index 0 is the end marker and what follows it.
         spacing: from one pair's sequence to the next one's, in it and in a request's own.
         bytewise: the automaton on bytes.
@@ -122,7 +122,7 @@ class Automaton:
         self.token_class, self.step = lifted.token_class, np.ascontiguousarray(lifted.columns).reshape(-1)
         self.eos_ids = np.array(vocabulary.eos_ids, dtype=np.int32)
         self.ban_start, self.ban_ids = _joined(self._bans(lifted))
-        self.cut_start, self.cut_ids = _joined(self._cuts(lifted))
+        self.guard_start, self.guard_ids = _joined(self._guards(lifted))
         ends, starts = ([of(pair) for pair in range(len(self.pairs))] for of in (self.end_ids, self.start_ids))
         self.spacing = room + max(map(len, starts)) + max(map(len, ends))
         self.program = self.side_by_side(ends)
@@ -167,11 +167,11 @@ class Automaton:
             events = inside if word & THINKING else int(Event.END_OUTSIDE)
             yield lifted.ids_of(lifted.columns[state] & events != 0)
 
-    def _cuts(self, lifted: Lifted) -> Iterator[np.ndarray]:
+    def _guards(self, lifted: Lifted) -> Iterator[np.ndarray]:
         """For each state where thinking, ids that would leave a character with more bytes missing than tokens left."""
         for state, word in enumerate(self.bytewise.words):
             missing = self.bytewise.missing[lifted.columns[state] & STATE_MASK]
-            for left in range(1, NEAR + 1):
+            for left in range(1, UTF8_GUARD + 1):
                 yield lifted.ids_of((missing >= left) & bool(word & THINKING))
 
     def end_ids(self, pair: int) -> list[int]:

@@ -98,13 +98,15 @@ def parse(value: Any, limits: Limits, field: str = FIELD) -> ThinkBudget:
     """Check one value of a budget field.
 
     Args:
-        value: an integer or an object.
+        value: an integer or an object. A `ThinkBudget` was checked before: it is returned as it is.
         limits: the server's ceiling, and its defaults for keys that an object leaves out.
         field: name under which the client gave it, for messages.
 
     Raises:
         BudgetError: naming the field, the value and what is accepted.
     """
+    if isinstance(value, ThinkBudget):
+        return value
     base = limits.default or ThinkBudget()
     if isinstance(value, Mapping):
         budget = _parse_object(value, base, limits, field)
@@ -207,7 +209,8 @@ _OTHERS: Mapping[str, Callable[[Any, str], Any]] = {"message": check_message, "l
 
 
 def shown(value: Any) -> str:
-    """A value as the client wrote it, in JSON, cut if it is long."""
+    """A value as the client wrote it, in JSON, cut if it is long; a checked budget in its object form."""
+    value = value.to_dict() if isinstance(value, ThinkBudget) else value
     text = json.dumps(value, default=repr, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= 60 else text[:57] + "..."
 

@@ -23,7 +23,7 @@ class Share:
 
     Attributes:
         percent: 0 to 100.
-        ceiling: most tokens, whatever the length.
+        ceiling: most tokens, for responses of any length.
     """
 
     percent: Fraction

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from .admission import Admission
 from .kernels.layout import KEEP, PENDING, THINKING, Outcome, Word
-from .kernels.reference import arm, ask_row
+from .kernels.reference import ask_row, start_forcing_if_due
 from .row import RequestRow
 
 _BARE = 0  # where the shared end is, without a message
@@ -85,8 +85,8 @@ def apply(admission: Admission, row: RequestRow, words: list[int], end: End, roo
     unsaid = row.pair if words[Word.AUTO] & PENDING else None
     program = admission.program(admission.message_ids(row.budget, message or ""), unsaid)
     words[Word.MAX], words[Word.ASKED] = 0, end.reason
-    words[Word.WALL] = row.shared if program else _BARE
-    arm(words, admission.automaton, chosen=False)
+    words[Word.FORCE_START] = row.shared if program else _BARE
+    start_forcing_if_due(words, admission.automaton, chosen=False)
     return program
 
 

@@ -7,7 +7,7 @@ from enum import IntFlag
 STATE_MASK = 0xFFFF
 INSIDE = 1 << 16  # automaton word: a thinking block is open
 LINE_END = 1 << 17  # automaton word: the last byte was a line feed
-PENDING = 1 << 18  # automaton word: a block opens with whatever comes next
+PENDING = 1 << 18  # automaton word: a block opens with the next token
 THINKING = INSIDE | PENDING  # automaton word: what comes next is thinking, unless it says otherwise
 
 

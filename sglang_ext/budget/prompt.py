@@ -29,7 +29,7 @@ class Request:
 
     @classmethod
     def of(cls, carried: Any) -> Request:
-        """From what travels with a request; whatever is none of the fields says nothing."""
+        """From what travels with a request; keys that are no field are ignored."""
         known = carried if isinstance(carried, Mapping) else {}
         return cls(known.get("tools") is True, known.get("implied") is True)
 

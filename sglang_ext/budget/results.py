@@ -36,9 +36,9 @@ class ReasoningCount:
 class ReasoningCounter:
     """Counts the thinking in responses of one served model, from their ids.
 
-    A token is thinking if a block is open before it, or opens with what it says itself: from the first one after the
-    start marker up to the last piece of the end marker, whoever wrote it. So a forced message and a forced end marker
-    are counted, and what follows the marker, a line break say, is not.
+    A token is thinking if a block is open before it, or opens with the token's own text. That is from the first token
+    after the start marker up to the last piece of the end marker, whether model or budget wrote them. So a forced
+    message and a forced end marker are counted. What follows the marker, a line break say, is not.
     """
 
     def __init__(self, automaton: Automaton) -> None:

@@ -24,7 +24,7 @@ class RequestRow:
         stride: room for a request's own sequence in a slot.
         budget: what it was made of.
         pair: the pair of markers that the response starts with.
-        latest: [WORDS] after `latest_length` output tokens, as they stood in whatever slot it was.
+        latest: [WORDS] after `latest_length` output tokens, as they stood in the slot that the request had then.
     """
 
     words: list[int]
@@ -40,18 +40,18 @@ class RequestRow:
         """Remember a slot's words after `length` output tokens."""
         self.latest, self.latest_length = words, length
 
-    def lifted_off(self) -> list[int]:
+    def to_relative(self) -> list[int]:
         """The latest words, free of a slot as `words` are."""
         lifted = list(self.latest)
-        for word in (Word.CURSOR, Word.WALL):
+        for word in (Word.CURSOR, Word.FORCE_START):
             if lifted[word] >= self.shared:
                 lifted[word] = self.shared + (lifted[word] - self.shared) % self.stride
         return lifted
 
-    def placed(self, words: Sequence[int], start: int) -> list[int]:
+    def to_slot(self, words: Sequence[int], start: int) -> list[int]:
         """Words for a slot whose own program starts at `start`."""
         placed = list(words)
-        for word in (Word.CURSOR, Word.WALL):
+        for word in (Word.CURSOR, Word.FORCE_START):
             if placed[word] >= self.shared:
                 placed[word] += start - self.shared
         return placed
@@ -71,7 +71,7 @@ class RequestRow:
 
 
 @dataclass
-class Outlook:
+class Lookahead:
     """What a request's budget will do with what comes next, as far as the host can tell.
 
     Attributes:

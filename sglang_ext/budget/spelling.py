@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .contract import FIELD, UNLIMITED, BudgetError, Limits, parse, shown
-from .switches import BOOLEANS, SWITCHES, read_switches
-from .words import canonical, decoded, words_of
+from .names import BOOLEANS, SWITCHES, canonical, decoded, read_switches, words_of
 
 ALIASES = (
     "thinking_budget", "thinking_token_budget", "max_thinking_tokens", "thinking_budget_tokens", "reasoning_budget",
@@ -46,7 +45,7 @@ _DEPTH = 64
 
 @dataclass(frozen=True)
 class Off:
-    """A request's wish not to think, until its prompt tells whether a chat template has seen to it.
+    """Thinking is switched off. Once the prompt is known, it is either done by the template or a budget of 0.
 
     Attributes:
         templated: a template wrote the prompt, and its switches are set.
@@ -70,7 +69,7 @@ class Wish:
     error: str | None = None
 
     def given(self, limits: Limits, templated: bool) -> list[tuple[str, Any]]:
-        """The budgets to admit; a request that is not to think has `Off`, or a budget of 0 if it names a budget too.
+        """The budgets to admit. With a switch that turns thinking off: `Off`, or a budget of 0 beside another budget.
 
         Args:
             templated: whether a chat template writes the prompt.

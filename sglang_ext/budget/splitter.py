@@ -23,7 +23,7 @@ class Splitter:
         tools: whether the request has tools.
 
     Attributes:
-        thinking: whether a block is open, or opens with whatever comes next.
+        thinking: whether a block is open, or opens with the next byte.
     """
 
     def __init__(self, automaton: Automaton, start: Start, tools: bool) -> None:

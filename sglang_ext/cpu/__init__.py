@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from .machine import ATTENTION_BACKEND, ENGINE_VARIABLE, gpu_available, wanted
+from .machine import ATTENTION_BACKEND, ENGINE_VARIABLE, LIBRARY_LOADER, gpu_available, install_stand_in, wanted
 
 __all__ = ["ATTENTION_BACKEND", "ENGINE_VARIABLE", "activate", "add_attention_choice", "gpu_available",
            "register_attention", "stand_in_active", "wanted"]
@@ -26,9 +26,9 @@ def activate() -> bool:
     """
     if not wanted() or not _cuda_kernels_installed() or gpu_available():
         return False
-    from . import operators, spawned, standin
+    from . import operators, spawned
 
-    standin.install()
+    install_stand_in()
     operators.define()
     spawned.install()
     return True
@@ -36,7 +36,7 @@ def activate() -> bool:
 
 def stand_in_active() -> bool:
     """Whether this process runs without the native library of `sgl_kernel`."""
-    return getattr(sys.modules.get("sgl_kernel.load_utils"), "is_stand_in", False)
+    return getattr(sys.modules.get(LIBRARY_LOADER), "is_stand_in", False)
 
 
 def register_attention() -> None:

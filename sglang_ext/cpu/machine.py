@@ -1,12 +1,15 @@
-"""The machine that serves: whether it has a GPU, and what its container grants of cores and memory."""
+"""The machine that serves: whether it has a GPU, what its container grants, and what stands in for CUDA's library."""
 
 from __future__ import annotations
 
 import os
+import sys
+import types
 from pathlib import Path
 
 ATTENTION_BACKEND = "torch_batched"
 ENGINE_VARIABLE = "SGLANG_USE_CPU_ENGINE"
+LIBRARY_LOADER = "sgl_kernel.load_utils"
 
 
 def wanted() -> bool:
@@ -41,3 +44,21 @@ def free_memory(group: Path = Path("/sys/fs/cgroup")) -> int:
         return max(0, min(available, granted))
     except (OSError, ValueError):  # no container, or "max"
         return available
+
+
+def install_stand_in() -> None:
+    """Put a stand-in in the place of the module that loads `sgl_kernel`'s native library, which needs libcuda; once.
+
+    Raises:
+        RuntimeError: `sgl_kernel` was imported before, so the stand-in comes too late.
+    """
+    present = sys.modules.get(LIBRARY_LOADER)
+    if getattr(present, "is_stand_in", False):
+        return
+    if present is not None:
+        raise RuntimeError("sgl_kernel is imported already; import sglang_ext before sglang")
+    module = types.ModuleType(LIBRARY_LOADER, "Loads nothing: there is no GPU.")
+    module._load_architecture_specific_ops = lambda: None  # type: ignore[attr-defined]
+    module._preload_cuda_library = lambda: None  # type: ignore[attr-defined]
+    module.is_stand_in = True  # type: ignore[attr-defined]
+    sys.modules[LIBRARY_LOADER] = module

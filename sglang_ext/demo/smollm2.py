@@ -45,6 +45,11 @@ def smollm2() -> Path:
     return cached_model("smollm2-135m-instruct", RECIPE, _build)
 
 
+def draft() -> Path:
+    """Folder of the draft for it, which has a tokenizer of its own: for `--speculative-draft-model-path`."""
+    return Path(__file__).parent / "models" / "smollm2-draft"
+
+
 def _build(folder: Path) -> None:
     installed = _installed_gguf()
     if installed is not None:

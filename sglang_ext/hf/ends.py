@@ -85,7 +85,7 @@ class Ends:
             assert request is not None
             words, start = list(request.words), state.program_start(i)
             program = ends.apply(self._admission, request, words, end, self._most or _PLENTY, begun=False)
-            state.words[i] = torch.tensor(request.placed(words, start), dtype=torch.int32)
+            state.words[i] = torch.tensor(request.to_slot(words, start), dtype=torch.int32)
             if program:
                 state.program[start : start + len(program)] = torch.tensor(program, dtype=torch.int32)
         return state

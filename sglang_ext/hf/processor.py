@@ -153,7 +153,7 @@ class ThinkBudgetLogitsProcessor(LogitsProcessor):
             return [None] * len(self._requests)
         point = self._follow(sequences)
         results: list[dict[str, Any] | None] = []
-        for i, (request, words) in enumerate(zip(self._requests, point.settled.tolist(), strict=True)):
+        for i, (request, words) in enumerate(zip(self._requests, point.unpadded.tolist(), strict=True)):
             if request is not None and not words[Word.FLAGS] & Flag.ACTIVE:
                 raise ValueError(_overridden(i))
             if request is not None:
@@ -211,8 +211,8 @@ class ThinkBudgetLogitsProcessor(LogitsProcessor):
             if len(tokens) == 1:
                 state.words[0, Word.FLAGS] &= ~int(Flag.ACTIVE)
         pads = (tokens == self._options.pad_id) & ~ends
-        settled = torch.where(pads[:, None], base.settled, state.words)
-        return Point(base.length + 1, state, base.ended | strayed | ends, settled)
+        unpadded = torch.where(pads[:, None], base.unpadded, state.words)
+        return Point(base.length + 1, state, base.ended | strayed | ends, unpadded)
 
     def _check_strayed(self, strayed: torch.Tensor) -> None:
         """A single sequence may be a draft that will be rejected; `results` looks at the one that is not."""

@@ -27,7 +27,7 @@ class Point:
     length: int
     state: BudgetState  # slot i is row i
     ended: torch.Tensor  # [rows] bool, the row's tokens are followed no more
-    settled: torch.Tensor  # [rows, WORDS] int32, as `state.words` before the padding that the row ends in
+    unpadded: torch.Tensor  # [rows, WORDS] int32, as `state.words` before the padding that the row ends in
     draw: Draw | None = None
 
 
@@ -41,7 +41,7 @@ class Rows:
         for i, request in enumerate(requests):
             if request is not None:
                 start = state.program_start(i)
-                state.words[i] = torch.tensor(request.placed(request.words, start), dtype=torch.int32)
+                state.words[i] = torch.tensor(request.to_slot(request.words, start), dtype=torch.int32)
                 state.program[start : start + len(request.program)] = torch.tensor(request.program, dtype=torch.int32)
         self.state = replace(state, words=state.words.to(device), program=state.program.to(device))
         self.tables = Tables.from_host(automaton, device)

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..cli import value_of
 from ..config import Settings
-from .text.specials import read_override
+from .text.translator import read_override, refusal
 
 logger = logging.getLogger(__name__)
 NAME = "UAG"
@@ -93,7 +93,6 @@ def set_defaults(server_args: Any) -> None:
 def refuse_unsupported(server_args: Any) -> None:
     """Raises ValueError for a server that could not draft as it should, before anything is loaded."""
     from .pair import load_tokenizer
-    from .text.translator import refusal
 
     problem = _problem(server_args)
     if problem:

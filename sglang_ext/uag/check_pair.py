@@ -1,10 +1,11 @@
 """Whether, and how well, a draft model can draft for a target with another tokenizer; nothing is served.
 
-    python -m sglang_ext.uag.check_pair TARGET DRAFT [--text FILE] [--map FILE] [--json]
+    python -m sglang_ext.uag.check_pair TARGET DRAFT [--text FILE] [--held-out N] [--map FILE] [--json]
 
 Prints both tokenizers, what their vocabularies share, the map of control tokens and the draft's steps for a token of
-the target. With a text, and the weights of both, the target continues it greedily from several places, and the draft
-plays along: the acceptance.
+the target. With the weights of both it measures the acceptance: the target continues a text greedily from several
+places (`--text`), or answers prompts that `sglang_ext.uag.train` never trains on (`--held-out`), and the draft
+plays along.
 """
 
 from __future__ import annotations
@@ -18,8 +19,7 @@ from typing import Any
 
 from .offline_acceptance import Played, Tally, continue_greedily, play
 from .text.draft_context import draft_context
-from .text.specials import Meaning, SpecialMap
-from .text.translator import Translator, refusal_of
+from .text.translator import Meaning, SpecialMap, Translator, refusal_of
 from .text.vocabulary import Untranslatable, Vocabulary
 
 SAMPLE = ("The ferry left at half past six with only eleven passengers on board; nobody had counted them twice.\n\n"
@@ -27,6 +27,7 @@ SAMPLE = ("The ferry left at half past six with only eleven passengers on board;
           "Der Fährmann fragte: «Wie viele?» — Ответ был прост: одиннадцать. 渡船六点半出发。十一名乘客。\n")
 WIDTHS = (4, 8)
 PLACES, CONTEXT, REPLY = 6, 384, 48  # of a text that are continued; the target's tokens before and after each
+HELD_OUT_REPLY = 64  # the target's tokens after a held-out prompt
 
 
 def load_vocabulary(path: str) -> Vocabulary:
@@ -77,8 +78,13 @@ def report(target: Vocabulary, draft: Vocabulary, text: str, override: Mapping[s
     return found
 
 
-def acceptance(target_path: str, draft_path: str, translator: Translator, text: str) -> dict[str, Any]:
-    """Acceptance by width, along the target's own continuations of the text.
+def acceptance(target_path: str, draft_path: str, translator: Translator, prompts: Sequence[tuple[str, Sequence[int]]],
+               tokens: int) -> dict[str, dict[str, Any]]:
+    """Acceptance by width and kind, along the target's own greedy replies.
+
+    Args:
+        prompts: the kind of each, and its ids.
+        tokens: most ids of a reply.
 
     Raises:
         OSError, ValueError: the weights of one are not there.
@@ -89,19 +95,34 @@ def acceptance(target_path: str, draft_path: str, translator: Translator, text: 
     models: list[Any] = [AutoModelForCausalLM.from_pretrained(p, dtype=torch.bfloat16)
                          for p in (target_path, draft_path)]
     target, draft = (model.eval() for model in models)
-    ids = _ids(translator.target, text)
-    ends = sorted({max(len(ids) * k // PLACES, 1) for k in range(1, PLACES + 1)})
-    opening = [] if translator.target.bos is None else [translator.target.bos]
-    prompts = [[*opening, *ids[max(end - CONTEXT, 0) : end]] for end in ends]
-    replies = continue_greedily(target, prompts, REPLY)
-    texts = [Played(p, _until_end(r, translator.target)) for p, r in zip(prompts, replies, strict=True)]
-    found = {}
+    replies = continue_greedily(target, [ids for _, ids in prompts], tokens)
+    texts = [Played(ids, _until_end(r, translator.target)) for (_, ids), r in zip(prompts, replies, strict=True)]
+    found: dict[str, dict[str, Any]] = {}
     for width in WIDTHS:
-        tally = Tally()
-        for part in play(draft, translator, texts, width):
-            tally.add(part)
-        found[str(width)] = tally.summary()
+        tallies = {kind: Tally() for kind, _ in prompts}
+        for (kind, _), part in zip(prompts, play(draft, translator, texts, width), strict=True):
+            tallies[kind].add(part)
+        found[str(width)] = {kind: tally.summary() for kind, tally in tallies.items()}
     return found
+
+
+def text_prompts(target: Vocabulary, text: str) -> list[tuple[str, Sequence[int]]]:
+    """Places of a text to go on from."""
+    ids = _ids(target, text)
+    ends = sorted({max(len(ids) * k // PLACES, 1) for k in range(1, PLACES + 1)})
+    opening = [] if target.bos is None else [target.bos]
+    return [("text", [*opening, *ids[max(end - CONTEXT, 0) : end]]) for end in ends]
+
+
+def held_out_prompts(target_path: str, count: int) -> list[tuple[str, Sequence[int]]]:
+    """So many prompts of each kind as the target reads them, none of which a draft was trained on."""
+    from transformers import AutoTokenizer
+
+    from .train.prompts import held_out
+
+    tokenizer = AutoTokenizer.from_pretrained(target_path)
+    return [(prompt.kind, tokenizer.encode(prompt.render(tokenizer), add_special_tokens=False))
+            for prompt in held_out(count)]
 
 
 def _until_end(ids: Sequence[int], target: Vocabulary) -> list[int]:
@@ -165,9 +186,9 @@ def _lines(found: Mapping[str, Any]) -> list[str]:
     if opaque:
         out.append(f"       not read by the draft: {', '.join(opaque[:12])}{' ...' if len(opaque) > 12 else ''}")
     out += [f"       {theirs} of the draft ends the text: {ours}" for theirs, ours in found["draft_ends"].items()]
-    for width, tally in found.get("acceptance", {}).items():
-        out.append(f"drafts of {width}: acceptance {tally['acceptance']:.1%}, {tally['tokens_per_round']} tokens and "
-                   f"{tally['draft_steps_per_round']} draft steps a round")
+    for width, kinds in found.get("acceptance", {}).items():
+        out += [f"{kind}, drafts of {width}: acceptance {tally['acceptance']:.1%}, {tally['tokens_per_round']} tokens "
+                f"and {tally['draft_steps_per_round']} draft steps a round" for kind, tally in kinds.items()]
     if "no_acceptance" in found:
         out.append(f"no acceptance: {found['no_acceptance']}")
     return out
@@ -179,10 +200,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("target", metavar="TARGET", help="folder or name of the model")
     parser.add_argument("draft", metavar="DRAFT")
-    parser.add_argument("--text", type=Path, help="a text like those to be served; without one there is no acceptance")
+    parser.add_argument("--text", type=Path, help="a text like those to be served")
+    parser.add_argument("--held-out", type=int, metavar="N", help="prompts of each kind that no training of ours saw, "
+                        "instead of a text")
     parser.add_argument("--map", type=Path, help="JSON object, token of the target to token of the draft, or to \"\"")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
+    if options.held_out is not None and (options.held_out < 1 or options.text):
+        parser.error(f"--held-out {options.held_out}: accepted is 1 or more, without --text")
     try:
         text = options.text.read_text() if options.text else SAMPLE
         override = json.loads(options.map.read_text()) if options.map else {}
@@ -192,10 +217,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (OSError, ValueError) as error:
         parser.error(str(error))
     found = report(target, draft, text, override)
-    if options.text and found["refusal"] is None:
+    if (options.text or options.held_out) and found["refusal"] is None:
         translator = Translator(target, draft, SpecialMap.of(target, draft, override))
         try:
-            found["acceptance"] = acceptance(options.target, options.draft, translator, text)
+            prompts, tokens = ((held_out_prompts(options.target, options.held_out), HELD_OUT_REPLY) if options.held_out
+                               else (text_prompts(target, text), REPLY))
+            found["acceptance"] = acceptance(options.target, options.draft, translator, prompts, tokens)
         except (OSError, ValueError) as error:
             found["no_acceptance"] = str(error).splitlines()[0]
     print(json.dumps(found, ensure_ascii=False, indent=1) if options.json else "\n".join(_lines(found)))

@@ -1,7 +1,7 @@
 """The draft model's decode loop, for all requests of a step together.
 
-Where the device is waited for anyway (the CPU), each token is looked at as it is written, and a draft ends where its
-next step would not pay. Elsewhere all steps are launched, and the host waits once, for all tokens.
+On the CPU the host waits for each step anyway. So it looks at each token, and ends a draft where its next step would
+not pay. On a GPU it launches all steps, and waits once, for all tokens.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def greedy(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 class Clock:
     """Marks in a device's work, and the seconds between them.
 
-    A GPU is not waited for: its marks are events, whose times are known once something later was waited for.
+    On a GPU marks are events. Nothing waits for them: their times are read after a later wait of the step.
     """
 
     def __init__(self, device: Any) -> None:

@@ -55,7 +55,7 @@ class DraftPool:
         return DraftRow(self._free.pop()) if self._free else None
 
     def close(self, row: DraftRow) -> None:
-        """Give a place and its slots back. Only between forwards: whatever still runs may read them."""
+        """Give a place and its slots back. Only between forwards: a running one may read them."""
         if row.slots:
             self._allocator.free(self.table[row.index, : row.slots].to(torch.int64))
         row.ids, row.slots = [], 0

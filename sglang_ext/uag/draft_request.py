@@ -50,7 +50,7 @@ class DraftRequest:
                       0 if samples_token_by_token(req) else width - 1)
         think = getattr(req, "think", None)
         if think is not None:
-            request.lookahead = think.outlook(output)
+            request.lookahead = think.lookahead(output)
             request.forced = request.complete(())
         return request
 

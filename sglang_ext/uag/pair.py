@@ -13,8 +13,7 @@ from sglang.srt.model_executor.pool_configurator import create_memory_pool_confi
 from sglang.srt.runtime_context import get_model, get_schedule, get_spec
 
 from ..config import Settings
-from .text.specials import SpecialMap, read_override
-from .text.translator import Translator, refusal_of
+from .text.translator import SpecialMap, Translator, read_override, refusal_of
 from .text.vocabulary import Vocabulary
 
 logger = logging.getLogger(__name__)
@@ -143,8 +142,8 @@ def free_memory(target: Any) -> int | None:
 def shared_tokens(target: Any, draft: Any, ratio: float, free: int) -> int:
     """Tokens that the target's pool can hold if the draft's holds `ratio` times as many, in so many bytes.
 
-    sglang's own accounts say how many tokens fit where one pool has all of the memory, whatever a layer keeps of a
-    token: heads, a latent, less bits.
+    sglang's own accounts say how many tokens fit where one pool has all of the memory. They know what each layer keeps
+    of a token: heads, a latent, quantized values.
     """
     account = target.kv_cache_configurator
     return max(int(1 / (1 / tokens_in(account, free) + ratio / draft.tokens_in(free))), 1)

@@ -15,8 +15,7 @@ from typing import Any
 import aiohttp
 from tqdm import tqdm  # type: ignore[import-untyped]
 
-from .. import common
-from ..errors import BenchError, Violated
+from .. import BenchError, Violated, common
 from ..load import READ_BUFFER, Target
 from ..options import whole
 from ..record import Record, Run, read

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..errors import BenchError
+from .. import BenchError
 from ..workload import thoughtful
 from .asks import Prompt
 from .served import Served

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...vocab import added_tokens, kind_of, token_bytes
-from ..errors import BenchError
+from .. import BenchError
 
 MOST_RESERVED = 512
 """Most tokens that a server keeps for the answer by itself."""

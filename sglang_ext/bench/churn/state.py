@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import psutil  # type: ignore[import-untyped]
 import requests
 
-from ..errors import BenchError
+from .. import BenchError
 
 HERE = ("127.0.0.1", "localhost", "::1")
 SETTLING_SECONDS = 60

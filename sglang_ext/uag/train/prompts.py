@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, TypeVar
 
@@ -21,6 +21,22 @@ _STYLE_SHARES = (0.45, 0.4, 0.15)
 _HELD_OUT_EVERY = 7
 _VERBATIM = ("Repeat", "Copy", "Print", "Echo", "{p}\n\nRepeat")
 """Beginnings of the forms whose right answer is the passage itself."""
+
+HELD_OUT_PASSAGES = [
+    "The ferry left at half past six with only eleven passengers on board. Nobody noticed that the smallest of "
+    "them had no ticket. She sat by the rail and counted the gulls until the harbour was out of sight.",
+    "Please bring two copies of the signed form to room 214 before Thursday. The office closes at noon. If the "
+    "door is locked, leave them with Mrs. Halloran at the front desk.",
+    "Lentils should be rinsed in cold water first. Fry the onion slowly, add cumin and a little smoked paprika, "
+    "then pour in the stock. After twenty minutes stir in the spinach and some lemon juice.",
+    "Tenants may keep one cat or two small birds. Dogs need written permission. Bicycles belong in the cellar, "
+    "not in the hallway. Quiet hours are from ten in the evening to six in the morning.",
+    "Our granddaughter's school moved into the old tannery last spring. The walls still smell of leather when it "
+    "rains. The pupils have painted the chimney orange, and a stork has taken it for its own.",
+    "Before the update, the printer answered within a second. Now it waits, blinks twice and prints an empty "
+    "page. We replaced the cable and the toner; neither helped. The log shows error 0x61011bed.",
+]
+"""What held-out copying prompts quote, beside records."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +54,6 @@ class Prompt:
         extra = {"enable_thinking": False} if self.style == "answer" else {}
         turn = [{"role": "user", "content": self.text}]
         return str(tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True, **extra))
-
-    def as_dict(self) -> dict[str, str]:
-        return asdict(self)
 
 
 class PromptMaker:
@@ -169,3 +182,14 @@ class PromptMaker:
             " ".join(str(self._number(1, 9999)) for _ in some), " ".join(some), f"{thing}_{letters} = {number}",
             f"Dear {name}, the {color} {thing} is in {place}. Please call {number} before you send the {some[0]}.",
         ])
+
+
+def held_out(count: int, seed: int = 0) -> list[Prompt]:
+    """So many prompts of each kind that training never sees. Of copying, those that ask for the passage itself."""
+    maker, prompts = PromptMaker(seed, held_out=True, passages=HELD_OUT_PASSAGES), []
+    for kind in KINDS:
+        for _ in range(count):
+            prompt = maker.make(kind)
+            copies = kind == "copying" and prompt.style != "plain"
+            prompts.append(Prompt(kind, prompt.style, maker.echo()[0]) if copies else prompt)
+    return prompts

@@ -1,15 +1,36 @@
-"""The switches of thinking that clients send. No engine is imported."""
+"""Names of fields by their words, and the switches of thinking that clients send. No engine is imported."""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Any
-
-from .words import canonical
 
 BOOLEANS = frozenset({"enable_thinking", "thinking", "think", "enable_reasoning", "reasoning"})
 """Names whose value is a boolean, 0 or `none`. Under some of them an object or an effort may stand as well."""
 SWITCHES = BOOLEANS | {"thinking_mode", "reasoning_effort"}
+
+
+def canonical(name: Any) -> str:
+    """A name in small letters, its words joined by underscores."""
+    return "_".join(words_of(name)) if isinstance(name, str) else ""
+
+
+@lru_cache(maxsize=1024)
+def words_of(name: str) -> tuple[str, ...]:
+    return tuple(word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", name[:200]))
+
+
+def decoded(value: Any) -> Any:
+    """A value of a place of strings: what the string says in JSON, or the string."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value
 
 
 def read_switches(source: Mapping[str, Any], where: str) -> Iterator[tuple[str, bool, bool]]:
