@@ -164,11 +164,10 @@ def _deepseek(parser: str, call: Sequence[str]) -> Shape:
                  control=[f"<\uff5c{name}\uff5c>" for name in ("begin\u2581of\u2581sentence", "User", "System")])
 
 
-def _tags(parser: str, tools: str = "", call: Sequence[str] = (), ends: bool = False, prompted: bool = False,
-          **body: Any) -> Shape:
+def _tags(parser: str, tools: str = "", call: Sequence[str] = (), ends: bool = False, prompted: bool = False) -> Shape:
     """A family of `<think>`; `ends`: a call may stand in a block that has no end."""
     return Shape(parser, PROMPT + "<think>\n" * prompted, THINK, END, tools=tools, call=call,
-                 inside=call if ends else (), prompted=prompted, body=body)
+                 inside=call if ends else (), prompted=prompted)
 
 
 QWEN3 = _call(f"<tool_call>\n{XML}\n</tool_call>")
@@ -220,7 +219,6 @@ SHAPES = {
         "<\uff5ctool\u2581calls\u2581begin\uff5c><\uff5ctool\u2581call\u2581begin\uff5c>function<\uff5ctool\u2581sep\uff5c>look\n```json\n"
         '{"n": 1}\n```<\uff5ctool\u2581call\u2581end\uff5c><\uff5ctool\u2581calls\u2581end\uff5c>'), prompted=True),
     "qwen3": _tags("qwen3", "qwen3_coder", QWEN3, ends=True, prompted=True),
-    "mimo": _tags("mimo", "mimo", QWEN3, ends=True, chat_template_kwargs={"enable_thinking": True}),
     "deepseek-v4": _deepseek("deepseek-v4", _dsml("tool_calls", "invoke", "parameter")),
     "deepseek-v41": _deepseek("deepseek-v41", _dsml(" calls", " invoke", " parameter")),
     "glm45": _tags("glm45", "glm45", _call(
@@ -251,7 +249,7 @@ SHAPES = {
                                "transform": {"type": "function", "function": {
                                    "name": "{content.name}", "arguments": "{content.arguments}"}}}}}}),
 }
-"""A row of the table each, or more where sglang reads the responses of its parsers in other ways."""
+"""A row of the table each, and DeepSeek V4.1, whose calls are written in another way."""
 
 
 def build(folder: Path, shape: Shape, scripts: Scripts | None = None) -> Path:

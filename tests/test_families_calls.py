@@ -14,12 +14,13 @@ from family_models import GLM, OBJECT, QWEN3, SHAPES
 from sglang.srt.entrypoints.openai.protocol import Function, Tool
 from sglang.srt.function_call.function_call_parser import FunctionCallParser
 from sglang.srt.parser.reasoning_parser import ReasoningParser
-from sglang_ext.patches import detectors
+from sglang_ext.patches import detectors, tokenizer_manager
 from sglang_ext.patches.asked import _PRIVATE, Asked
+from sglang_ext.patches.tokenizer_manager import HOLDS_THINKING
 
 from sglang_ext.budget import service
 from sglang_ext.budget.admission import Admission
-from sglang_ext.budget.contract import Limits
+from sglang_ext.budget.contract import BudgetError, Limits
 from sglang_ext.budget.prompt import Start
 
 JSON = f"<tool_call>\n{OBJECT}\n</tool_call>"
@@ -37,6 +38,7 @@ CALLS: dict[tuple[str, str], str] = {
     ("granite_thinking_parser", "hermes"): JSON,
     ("interns1", "interns1"): '<|action_start|> <|plugin|>\n{"name": "look", "parameters": {"n": 1}}<|action_end|>',
     ("ling3", "ling3"): "".join(GLM),
+    ("mimo", "mimo"): "".join(QWEN3),
     ("nanbeige", "nanbeige"): "".join(QWEN3),
     ("nemotron_3", "qwen3_coder"): "".join(QWEN3),
     ("poolside_v1", "poolside_v1"): "".join(GLM),
@@ -48,7 +50,7 @@ CALLS: dict[tuple[str, str], str] = {
     **{(shape.parser, shape.tools): "".join(shape.call) for shape in SHAPES.values() if shape.call},
 }
 INSIDE = {shape.parser for shape in SHAPES.values() if shape.inside}
-INSIDE |= {"granite_thinking_parser", "ling3", "nanbeige", "nemotron_3", "poolside_v1", "qwen3-thinking"}
+INSIDE |= {"granite_thinking_parser", "ling3", "mimo", "nanbeige", "nemotron_3", "poolside_v1", "qwen3-thinking"}
 """Families whose call may stand in a thought that has no end marker."""
 TOOLS = [Tool(type="function", function=Function(name="look", parameters={
     "type": "object", "properties": {"n": {"type": "integer"}}}))]
@@ -65,6 +67,22 @@ def _hooks() -> Any:
 def test_each_parser_that_reads_calls_has_one() -> None:
     """Kimi's first thinking model calls no tools; the other parser hands all text on."""
     assert {parser for parser, _ in CALLS} == set(TABLE) - {"kimi", "minimax-append-think"}
+
+
+@pytest.mark.parametrize(("limit", "holds"), [(0, True), (1, True), (0, False)])
+def test_a_grammar_that_wants_thinking_refuses_a_budget_of_0(limit: int, holds: bool) -> None:
+    """As Beam's tool parser holds every response: it would end in an internal error."""
+    from sglang.srt.sampling import sampling_params
+
+    known = getattr(sampling_params, "REQUEST_REASONING_IN_GRAMMAR_KEY", HOLDS_THINKING)
+    assert known == HOLDS_THINKING
+    params = {"structural_tag": "{}", "custom_params": {known: True} if holds else None}
+    request = SimpleNamespace(input_embeds=None, require_reasoning=True)
+    if limit or not holds:
+        tokenizer_manager._check_combination(request, params, [], limit)
+        return
+    with pytest.raises(BudgetError, match=r"think_budget: 0 .*accepted: 1 and more"):
+        tokenizer_manager._check_combination(request, params, [], limit)
 
 
 @pytest.mark.parametrize("ended", [True, False])
