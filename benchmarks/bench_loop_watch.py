@@ -2,8 +2,9 @@
 
     python benchmarks/bench_loop_watch.py
 
-Rows of 4,000 ids, one token a step: noise, a table that repeats a row but for its numbers, and what nearly is a loop
-again and again. The loop over the rows is measured without a watch too, and taken off.
+Rows of 4,000 ids, one token a step: noise, a table that repeats a row but for its numbers, what nearly is a loop again
+and again, and cycles within cycles that break before they are one. The loop over the rows is measured without a watch
+too, and taken off.
 """
 
 from __future__ import annotations
@@ -30,6 +31,13 @@ def nearly(rng: random.Random) -> list[int]:
     return [token for _ in range(LENGTH // LEAST + 1) for token in (*[7] * (LEAST - 1), rng.randrange(50_000))][:LENGTH]
 
 
+def nested(rng: random.Random) -> list[int]:
+    ids: list[int] = []
+    while len(ids) < LENGTH:
+        ids += [*[7] * 127, rng.randrange(9)] * 3 + [7] * rng.randint(90, 128) + [rng.randrange(9)]
+    return ids[:LENGTH]
+
+
 def seconds(rows: list[list[int]], watched: bool) -> float:
     watches = [LoopWatch() for _ in rows]
     begin = time.process_time()
@@ -42,7 +50,7 @@ def seconds(rows: list[list[int]], watched: bool) -> float:
 
 
 def main() -> None:
-    kinds: list[Callable[[random.Random], list[int]]] = [noise, table, nearly]
+    kinds: list[Callable[[random.Random], list[int]]] = [noise, table, nearly, nested]
     for kind in kinds:
         rng = random.Random(1)
         rows = [kind(rng) for _ in range(BATCH)]

@@ -2,12 +2,13 @@
 serving benchmarks, in the order of what is learned from each.
 
     python benchmarks/gpu_serve.py [--model-path M] [--draft D] [--backends fa3 flashinfer triton] [--out DIR]
-                                   [--minutes 60] [--only STEP ...] [--dry-run]
+                                   [--minutes 60] [--only STEP ...] [--dry-run] [--device cpu]
 
 Needs an installed sglang-ext with its extras `demo`, `bench` and `test` (`make check` makes the environment). Every
 step is a process with a limit of its own; its output is in DIR/STEP.log, its result a line of DIR/steps.jsonl, written
 when it ends. M is what the benchmarks serve in place of the project's small reasoner. --dry-run prints the plan, writes
-it to DIR/plan.json, and runs nothing.
+it to DIR/plan.json, and runs nothing. --device cpu runs the same steps on a CPU, as a rehearsal: what they measure
+says nothing there.
 """
 
 from __future__ import annotations
@@ -57,32 +58,37 @@ class Step:
     variables: dict[str, str] = field(default_factory=dict)
 
 
-def tests(name: str, flags: str, files: tuple[str, ...], seconds: int, tells: str, *select: str) -> Step:
-    """Served tests on the device, with these flags added to those of every server."""
+def tests(name: str, device: str, backend: str, files: tuple[str, ...], seconds: int, tells: str,
+          *select: str) -> Step:
+    """Served tests on the device, with this attention for every server."""
     command = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--durations=5", *select,
                *(f"tests/{file}" for file in files))
-    return Step(name, command, seconds, tells, {FLAGS_VARIABLE: f"--device cuda --dtype bfloat16 {flags}".strip()})
+    flags = f"--device {device} --dtype bfloat16 --attention-backend {backend}"
+    return Step(name, command, seconds, tells, {FLAGS_VARIABLE: flags})
 
 
 def plan(options: argparse.Namespace) -> list[Step]:
     """The steps, those first from which most is learned."""
-    steps = [Step("kernels", ("benchmarks/gpu_check.py", "--out", f"{options.out}/gpu_check.jsonl", "--minutes", "8"),
-                  540, "the kernels alone: equality, first launches, times, graphs, waits")]
-    steps += [tests(f"served-{backend}", f"--attention-backend {backend}", ORACLES[:2 if at else None], 420,
+    device = options.device
+    rehearsal = ("--dry-run",) if device == "cpu" else ()
+    backends = ["torch_native"] if device == "cpu" else options.backends
+    steps = [Step("kernels", ("benchmarks/gpu_check.py", "--out", f"{options.out}/gpu_check.jsonl", "--minutes", "8",
+                              *rehearsal), 540, "the kernels alone: equality, first launches, times, graphs, waits")]
+    steps += [tests(f"served-{backend}", device, backend, ORACLES[:2 if at else None], 420,
                     f"budgets on {backend} against models whose every token is known")
-              for at, backend in enumerate(options.backends)]
-    main = options.backends[0]
+              for at, backend in enumerate(backends)]
+    main = backends[0]
     steps += [
-        tests("ngram", f"--attention-backend {main}", ("test_served_speculation.py",), 300,
+        tests("ngram", device, main, ("test_served_speculation.py",), 300,
               "budgets in verifications of trees", "-k", "every_script or foresee"),
-        tests("uag", f"--attention-backend {main}", ("test_uag_budget.py", "test_uag_sampling.py"), 420,
+        tests("uag", device, main, ("test_uag_budget.py", "test_uag_sampling.py"), 420,
               "budgets in verifications of drafts of another tokenizer, and their distribution"),
     ]
     model, draft = options.model_path or REASONER, options.draft or DRAFT
     for way, flags in PAIRS.items():
         given = tuple(flag.format(draft=draft, model=model) for flag in flags)
         steps.append(Step(f"step-{way}", ("benchmarks/gpu_serve_step.py", f"{options.out}/step-{way}", "--model-path",
-                                          model, "--attention-backend", main, *given), 240,
+                                          model, "--device", device, "--attention-backend", main, *given), 240,
                           f"a step of {way}: host gaps and kernels, from sglang's profiler, at batch 1, 16 and 64"))
     bench = ("-m", "sglang_ext.bench")
     served = ("--model-path", options.model_path) if options.model_path else ("--demo", "reasoner")
@@ -138,6 +144,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("bench-results/gpu"), metavar="DIR")
     parser.add_argument("--minutes", type=float, default=60, help="for all steps together")
     parser.add_argument("--only", nargs="+", metavar="STEP", help="steps of the plan")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a rehearsal")
     parser.add_argument("--dry-run", action="store_true", help="print and write the plan, and run nothing")
     options = parser.parse_args(argv)
     known = [step.name for step in plan(argparse.Namespace(**{**vars(options), "only": None}))]

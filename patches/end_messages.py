@@ -24,15 +24,16 @@ class EndThinkingReqOutput(BaseReq, kw_only=True):
 
     Attributes:
         number: of the message.
-        known: the request is one of this scheduler's and goes on.
-        done: what the end came to; None: the request has no think budget.
-        tokens: of its thinking, so far as the scheduler knows.
+        ends: of each of its requests that the id names and that goes on: its own id; what the end came to, or None
+            where it has no think budget; tokens of its thinking, so far as the scheduler knows.
+        several: the id is one that may name several requests.
+        response: the id stands for this one, of all choices of a response. Nothing was done.
     """
 
     number: int
-    known: bool
-    done: str | None = None
-    tokens: int = 0
+    ends: list[tuple[str, str | None, int]]
+    several: bool = False
+    response: str | None = None
 
 
 hook_custom_types(EndThinkingReqInput, EndThinkingReqOutput)

@@ -35,35 +35,58 @@ def init_communicators(original: Callable[..., None], self: Any) -> None:
     from .end_messages import EndThinkingReqOutput
 
     original(self)
-    self.think_asked = {}  # number of a message: (scheduler answers to come, future of the answer)
+    self.think_asked = {}  # number of a message: (how many schedulers answer, their answers, future of these)
     self.think_numbers = itertools.count()
     self._result_dispatcher += TypeBasedDispatcher([(EndThinkingReqOutput, lambda answer: _take(self, answer))])
 
 
 def _take(manager: Any, answer: Any) -> None:
-    """Take one scheduler's answer: the one that knows the request counts, or the last."""
-    missing, future = manager.think_asked.get(answer.number, (0, None))
+    """Take one scheduler's answer."""
+    missing, answers, future = manager.think_asked.get(answer.number, (0, [], None))
     if future is None:
         return
-    manager.think_asked[answer.number] = missing - 1, future
-    if (answer.known or missing <= 1) and not future.done():
-        future.set_result(answer)
+    answers.append(answer)
+    if len(answers) >= missing and not future.done():
+        future.set_result(answers)
 
 
-async def _ask(manager: Any, rid: str, message: str | None) -> Any:
-    """Ask every scheduler once."""
+async def _ask(manager: Any, rid: str, message: str | None) -> list[Any]:
+    """Ask every scheduler once; return their answers."""
     from sglang.srt.runtime_context import get_parallel
 
     from .end_messages import EndThinkingReqInput
 
     number, future = next(manager.think_numbers), asyncio.get_running_loop().create_future()
-    manager.think_asked[number] = get_parallel().num_dp_ranks, future
+    manager.think_asked[number] = get_parallel().num_dp_ranks, [], future
     try:
         manager._dispatch_to_scheduler(
             EndThinkingReqInput(rid=rid, reason=Outcome.ASKED, message=message, number=number))
-        return await future
+        return await future  # type: ignore[no-any-return]
     finally:
         del manager.think_asked[number]
+
+
+async def _asked(manager: Any, rid: str, message: str | None) -> list[Any]:
+    """Ask every scheduler, once all that the id names in this process is sent to them; return their answers."""
+    answers: list[Any] = []
+    for _ in range(_TRIES):
+        while _on_its_way(manager, rid):  # choices are not sent before their prompt is read
+            await asyncio.sleep(_PAUSE)
+        answers = await _ask(manager, rid, message)
+        response = next((answer.response for answer in answers if answer.response is not None), None)
+        if response is not None:
+            return await _ask(manager, response, message)
+        if any(answer.ends for answer in answers) or rid not in manager.rid_to_state:
+            break
+        await asyncio.sleep(_PAUSE)
+    return answers
+
+
+def _on_its_way(manager: Any, rid: str) -> bool:
+    """Whether this process has a request that the id names, and has not sent it to a scheduler."""
+    states, parts = manager.rid_to_state, (f"{rid}_{i}" for i in itertools.count())  # sglang's names of a call's parts
+    known = [rid, *itertools.takewhile(states.__contains__, parts)]
+    return any(not states[name].dispatched for name in known if name in states)
 
 
 async def end_thinking(manager: Any, rid: str, message: str | None = None) -> dict[str, Any]:
@@ -75,7 +98,8 @@ async def end_thinking(manager: Any, rid: str, message: str | None = None) -> di
         message: text forced before the end marker; None: the one of the request's budget.
 
     Returns:
-        `rid`; `done`, what that came to (`thinking.ENDING` and so on); `tokens`, of its thinking so far.
+        `rid`; `done`, what that came to (`thinking.ENDING` and so on); `tokens`, of its thinking so far. If the id
+        names several choices or prompts, `choices` instead: `id`, `done` and `tokens` of each that still goes on.
 
     Raises:
         BudgetError: an argument is not accepted, or the request has no think budget.
@@ -87,17 +111,17 @@ async def end_thinking(manager: Any, rid: str, message: str | None = None) -> di
         check_message(message, "message")
         _check_ids(message)
     manager.auto_create_handle_loop()
-    for _ in range(_TRIES):
-        answer = await _ask(manager, rid, message)
-        if answer.known or rid not in manager.rid_to_state:
-            break
-        await asyncio.sleep(_PAUSE)
-    if not answer.known:
+    answers = await _asked(manager, rid, message)
+    ends = [end for answer in answers for end in answer.ends]
+    if not ends:
         raise UnknownRequest(f"rid: no request {shown(rid)} is running or waiting")
-    if answer.done is None:
+    if any(done is None for _, done, _ in ends):
         raise BudgetError(f"rid: the request {shown(rid)} has no think budget, so that nothing watches its thinking; "
                           "accepted: requests with one, of no limit (-1) too")
-    return {"rid": rid, "done": answer.done, "tokens": answer.tokens}
+    if any(answer.several for answer in answers):
+        return {"rid": rid, "choices": [{"id": own, "done": done, "tokens": tokens} for own, done, tokens in ends]}
+    _, done, tokens = ends[0]
+    return {"rid": rid, "done": done, "tokens": tokens}
 
 
 def _check_ids(message: str) -> None:

@@ -18,6 +18,7 @@ from sglang_ext.budget.kernels.layout import Outcome
 from sglang_ext.budget.contract import ARRIVAL
 from sglang_ext.budget.ends import End
 
+from . import choices
 from .thinking import deadlines
 
 _requests: WeakValueDictionary[str, Any] = WeakValueDictionary()
@@ -62,14 +63,20 @@ def _is_to_be_told(req: Any) -> bool:
 
 
 def _end_thinking(message: Any) -> Any:
-    """Ask for the end; return the answer, None where nobody waits for one."""
+    """Ask for the ends; return the answer, None where nobody waits for one."""
     from .end_messages import EndThinkingReqOutput
 
     answer = partial(EndThinkingReqOutput, rid=message.rid, number=message.number)
-    req = _requests.get(message.rid)
-    if req is None or req.finished() or req.to_finish is not None:
-        return answer(known=False) if message.number >= 0 else None
-    if req.think is None:
-        return answer(known=True)
-    done = req.think.ask(End(Outcome(message.reason), message.message))
-    return answer(known=True, done=done, tokens=req.think.result()["tokens"]) if message.number >= 0 else None
+    own = [req for req in [_requests.get(message.rid)] if req is not None and _goes_on(req)]
+    others = choices.named(message.rid)
+    if message.number >= 0 and own and own[0].think_response is not None:
+        return answer(ends=[], response=own[0].think_response)
+    reqs = own or [req for req in others or () if _goes_on(req)]
+    end = End(Outcome(message.reason), message.message)
+    found = [(req.rid, req.think.ask(end) if req.think is not None else None,
+              req.think.result()["tokens"] if req.think is not None else 0) for req in reqs]
+    return answer(ends=found, several=not own and others is not None) if message.number >= 0 else None
+
+
+def _goes_on(req: Any) -> bool:
+    return not req.finished() and req.to_finish is None

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sglang_ext.budget import service
-from sglang_ext.budget.contract import ARRIVAL, FIELD, UNLIMITED, ThinkBudget
+from sglang_ext.budget.contract import ARRIVAL, FIELD, FIRST_TOKEN, UNLIMITED, ThinkBudget
 from sglang_ext.budget.effort import Share
 from sglang_ext.budget.results import ReasoningTokens
 from sglang_ext.budget.spelling import Off
@@ -34,12 +34,14 @@ class Turns:
         self._before: list[Mapping[str, Any]] = []  # `meta_info` of turns that are over
         self._turn: Mapping[str, Any] = {}
         self._since = time.monotonic()  # when the deadline that is in the parameters began to count
+        self._begun: float | None = None  # when the response's first token was seen
 
     def append_output(self, output: Any) -> None:
         """Instead of the context's own: what a turn has put out, or what a tool has answered."""
         self._take_in(output)
         if isinstance(output, dict) and isinstance(output.get("meta_info"), dict):
             self._turn = output["meta_info"]
+            self._begun = time.monotonic() if self._begun is None else self._begun
             self._count()
         elif self._turn:
             self._before.append(self._turn)
@@ -72,9 +74,10 @@ class Turns:
             wish = wish.to_dict()
         least = max(0, wish.get("min_tokens", 0) - think["tokens"])
         budget = {**wish, "min_tokens": least}
-        if wish.get("seconds") is not None and wish.get("since", ARRIVAL) == ARRIVAL:
-            budget["seconds"] = max(0.0, wish["seconds"] - (time.monotonic() - self._since))
+        if wish.get("seconds") is not None:
+            since = self._begun if wish.get("since") == FIRST_TOKEN and self._begun is not None else self._since
             self._since = time.monotonic()
+            budget |= {"seconds": max(0.0, wish["seconds"] - (self._since - since)), "since": ARRIVAL}
         if think["budget"] != UNLIMITED:
             left = max(0, think["budget"] - think["tokens"])
             grace = min(wish.get("grace_tokens", 0), left)

@@ -12,7 +12,7 @@ from typing import Any
 
 from sglang_ext.budget.contract import BudgetError
 
-from .request_models import EFFORT, SWITCHES, read_wish, wish_of, with_checked_budget
+from .request_models import EFFORT, RID, SWITCHES, read_named_wish, wish_of, with_checked_budget
 from .usage import RESULT_KEY
 
 
@@ -23,7 +23,7 @@ def read_generate_wish(model: Any) -> None:
 
     annotation = OllamaChatRequest.model_fields["think"].annotation
     model.model_fields["think"] = FieldInfo.from_annotated_attribute(annotation, None)
-    read_wish(model)
+    read_named_wish(model)
 
 
 async def handle_chat(original: Callable[..., Any], self: Any, request: Any, raw_request: Any) -> Any:
@@ -86,6 +86,11 @@ class _Call(_View):
             raise BudgetError(f"options.num_predict: {json.dumps(most)} is not accepted; accepted: an integer")
         return with_checked_budget(self._request, params, self._templated)
 
+    @property
+    def rid(self) -> str | None:
+        """The request's id, where its client gave one."""
+        return getattr(self._request, RID)  # type: ignore[no-any-return]
+
     def arguments(self) -> dict[str, Any]:
         """Arguments of the chat template."""
         if wish_of(self._request).off is not None:
@@ -115,8 +120,9 @@ class _Manager(_View):
         self._call = call
         self.tokenizer = _Tokenizer(manager.tokenizer, call)
 
-    async def generate_request(self, *args: Any, **kwargs: Any) -> AsyncIterator[dict[str, Any]]:
-        async for chunk in self._inner.generate_request(*args, **kwargs):
+    async def generate_request(self, obj: Any, *args: Any, **kwargs: Any) -> AsyncIterator[dict[str, Any]]:
+        obj.rid = self._call.rid
+        async for chunk in self._inner.generate_request(obj, *args, **kwargs):
             self._call.think = chunk.get("meta_info", {}).get(RESULT_KEY)
             yield chunk
 

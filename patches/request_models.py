@@ -21,9 +21,11 @@ from sglang_ext.config import Settings
 
 from .asked import note
 from .budget_fields import with_budget
+from .choices import ENDPOINT
 from .hook import HookError
 
 WISH = "think_wish"
+RID = "rid"
 EFFORT = "reasoning_effort"
 TEMPLATE = "chat_template_kwargs"
 SWITCHES: Mapping[str, bool | str] = {"enable_thinking": False, "thinking": False, "thinking_mode": "disabled"}
@@ -48,6 +50,15 @@ def read_wish(model: Any) -> None:
 
     model.__get_pydantic_core_schema__ = classmethod(schema)
     model.model_rebuild(force=True)
+
+
+def read_named_wish(model: Any) -> None:
+    """The same for a request model that has no id of its own, so that a client can give one."""
+    from pydantic.fields import FieldInfo
+
+    add_field(model, RID, default=None)
+    model.model_fields[RID] = FieldInfo.from_annotated_attribute(str | None, None)
+    read_wish(model)
 
 
 def _collected(values: Any, fields: frozenset[str]) -> Any:
@@ -160,11 +171,12 @@ def with_checked_budget(request: Any, params: dict[str, Any], templated: bool) -
 
 
 def to_sampling_params(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-    return note(self, with_checked_budget(self, original(self, *args, **kwargs), templated=True), parsed=True)
+    params = note(self, with_checked_budget(self, original(self, *args, **kwargs), templated=True), parsed=True)
+    return {**params, ENDPOINT: True}
 
 
 def build_sampling_params(original: Callable[..., Any], self: Any, request: Any) -> dict[str, Any]:
-    return with_checked_budget(request, original(self, request), templated=False)
+    return {**with_checked_budget(request, original(self, request), templated=False), ENDPOINT: True}
 
 
 def convert_to_internal_request(original: Callable[..., Any], self: Any, request: Any, *args: Any,
@@ -193,6 +205,7 @@ def convert_messages_request(original: Callable[..., Any], self: Any, anthropic_
         wish = wish if admitted is None else replace(wish, budgets=((given[0][0], admitted),))
     chat_request = original(self, _without_sglangs_part(anthropic_request, wish))
     setattr(chat_request, WISH, wish)
+    chat_request.rid = getattr(anthropic_request, RID)
     if wish.off is not None:
         chat_request.chat_template_kwargs = {**(chat_request.chat_template_kwargs or {}), **SWITCHES}
     return chat_request

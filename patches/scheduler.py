@@ -15,7 +15,7 @@ from sglang_ext.budget.results import ReasoningCounter
 from sglang_ext.budget.spelling import spellings
 from sglang_ext.config import SettingsError
 
-from . import ends
+from . import choices, ends
 from .asked import ARRIVED_KEY, REQUEST_KEY
 from .launch import READY_KEY, REFUSED
 from .reasoning_parser import build_admission
@@ -52,6 +52,7 @@ def init_request(original: Callable[..., None], self: Any, *args: Any, **kwargs:
         request = Request.of(custom.get(REQUEST_KEY))
         self.think = Thinking(budget, request) if budget is not None else None
     ends.note_request(self, custom.get(ARRIVED_KEY))
+    choices.note_names(self, custom)
 
 
 def validate_dllm_request(original: Callable[..., Any], self: Any, req: Any) -> str | None:

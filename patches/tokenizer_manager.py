@@ -17,6 +17,7 @@ from sglang_ext.budget.spelling import Off, Wish, in_parameters, read
 
 from .asked import ARRIVED_KEY, ASKED, REQUEST_KEY, Asked
 from .budget_fields import has_switch, refuse_beams, resolved, with_budget
+from .choices import CALL, ENDPOINT, carried, note_call
 from .reasoning_parser import build_admission
 
 DEFAULT_NEW_TOKENS = 128  # SamplingParams.max_new_tokens
@@ -38,6 +39,7 @@ def generate_request(original: Callable[..., Any], self: Any, obj: Any, request:
         obj.max_thinking_tokens = None
         _each_params(obj, lambda params: {**params, "max_thinking_tokens": budget})
     _take_labels(obj)
+    note_call(obj)
     return original(self, obj, request)
 
 
@@ -86,6 +88,7 @@ def create_tokenized_object(original: Callable[..., Any], self: Any, obj: Any, i
     if hasattr(obj, "max_thinking_tokens") and isinstance(params, dict):
         merged = {**(self.preferred_sampling_params or {}), **params}
         asked: Asked = merged.pop(ASKED, None) or Asked()
+        call, endpoint = merged.pop(CALL, None), merged.pop(ENDPOINT, False)
         given = in_parameters(merged)
         if obj.max_thinking_tokens is not None:
             given.append(("max_thinking_tokens", obj.max_thinking_tokens))
@@ -100,9 +103,10 @@ def create_tokenized_object(original: Callable[..., Any], self: Any, obj: Any, i
         if budget is not None:
             grammar = any(merged.get(name) for name in GRAMMARS)
             request = asked.resolve(bool(obj.require_reasoning), grammar, input_ids or [])
-            obj.sampling_params["custom_params"][REQUEST_KEY] = asdict(request)
+            custom = obj.sampling_params["custom_params"]
+            custom |= {REQUEST_KEY: asdict(request), **carried(call, obj.rid, endpoint)}
             if budget.seconds is not None:
-                obj.sampling_params["custom_params"][ARRIVED_KEY] = _arrived(self, obj.rid)
+                custom[ARRIVED_KEY] = _arrived(self, obj.rid)
             if grammar and asked.begins_with_the_answer:
                 obj.require_reasoning = False  # the end that the grammar would wait for will not come
     return original(self, obj, input_text, input_ids, *args, **kwargs)

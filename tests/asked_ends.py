@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
@@ -10,6 +11,7 @@ from typing import Any
 
 import requests
 import servers
+from told_model import LOOP
 from transformers import PreTrainedTokenizerFast
 
 OPEN = "<think>\n"
@@ -93,3 +95,90 @@ def check_ends(server: servers.Server, tokenizer: PreTrainedTokenizerFast, name:
         assert 512 <= check_cut(tokenizer, results[7], "loop", "circles ") < 512 + 64
     assert end(server, f"{name}-nobody").status_code == 404
     assert end(server, asked[0]["rid"]).status_code == 404, "it is over"
+
+
+def streamed(server: servers.Server, path: str, body: dict[str, Any], begun: Callable[[dict[str, Any]], Any]
+             ) -> tuple[list[dict[str, Any]], Any]:
+    """A stream's objects, and what is done when all its parts have brought something.
+
+    Args:
+        begun: is given the stream's first object.
+    """
+    parts, objects, done = body.pop("parts"), [], None
+    seen: set[int] = set()
+    with requests.post(server.url + path, json={**body, "stream": True}, stream=True, timeout=120) as response:
+        for line in response.iter_lines():
+            if not line.startswith(b"data: {"):
+                continue
+            objects.append(json.loads(line[6:]))
+            assert "error" not in objects[-1], objects[-1]
+            seen |= {choice["index"] for choice in objects[-1].get("choices", [objects[-1]])}
+            if len(seen) == parts and done is None:
+                done = begun(objects[0])
+    return objects, done
+
+
+def last_of_each(objects: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The last object of each part of a streamed `/generate`."""
+    return [by_index for _, by_index in sorted({o["index"]: o for o in objects}.items())]
+
+
+def check_choices(server: servers.Server, tokenizer: PreTrainedTokenizerFast, name: str) -> None:
+    """An id of the client's ends all that it named, as stream or at once; a choice's own id ends that one alone."""
+    one = looping(tokenizer, -1, LONG)
+    two = {**one, "input_ids": [one["input_ids"]] * 2}
+    choices = {**one, "sampling_params": {**one["sampling_params"], "n": 2}}
+    of_two = {**choices, "input_ids": two["input_ids"]}
+    for i, (body, parts, rid, asked) in enumerate([
+            (choices, 2, f"{name}-a", [f"{name}-a"]), (two, 2, f"{name}-b", [f"{name}-b"]),
+            (of_two, 4, f"{name}-c", [f"{name}-c"]),
+            (of_two, 4, [f"{name}-d", f"{name}-e"], [f"{name}-d", f"{name}-e"])]):
+        objects, answers = streamed(server, "/generate", {**body, "rid": rid, "parts": parts},
+                                    lambda _, asked=asked: [end(server, a, message="both ") for a in asked])
+        results = last_of_each(objects)
+        told = [choice for answer in answers for choice in answer.json()["choices"]]
+        assert [answer.status_code for answer in answers] == [200] * len(asked), i
+        assert all(answer.json().keys() == {"rid", "choices"} for answer in answers)
+        assert sorted(c["id"] for c in told) == sorted(r["meta_info"]["id"] for r in results)
+        assert {c["done"] for c in told} == {"ending"}
+        for result in results:
+            check_cut(tokenizer, result, "asked", "both ")
+        assert [end(server, a).status_code for a in asked] == [404] * len(asked), "it is over"
+
+    def end_one(first: dict[str, Any]) -> Any:
+        return end(server, first["meta_info"]["id"], message="one "), first["meta_info"]["id"]
+
+    limited = {**choices["sampling_params"], "think_budget": 700}
+    objects, (answer, own) = streamed(server, "/generate", {**choices, "sampling_params": limited, "parts": 2}, end_one)
+    assert answer.json() == {"rid": own, "done": "ending", "tokens": answer.json()["tokens"]}
+    for result in last_of_each(objects):
+        if result["meta_info"]["id"] == own:
+            check_cut(tokenizer, result, "asked", "one ", budget=700)
+        else:
+            assert check_cut(tokenizer, result, "forced", budget=700) == 700
+
+
+def until_known(server: servers.Server, rid: str) -> requests.Response:
+    """The answer to an end of a request that is on its way to the server."""
+    for _ in range(1000):
+        answer = end(server, rid)
+        if answer.status_code != 404:
+            return answer
+        time.sleep(0.002)
+    raise AssertionError(f"{rid} never came")
+
+
+def check_endpoints_choices(server: servers.Server, rid: str) -> None:
+    """Choices of a chat, and prompts of a completion, by the id of the response or by the client's own."""
+    chat = {"model": "told", "messages": [{"role": "user", "content": LOOP}], "n": 2}
+    completion = {"model": "told", "prompt": ["<think>" + LOOP] * 2}
+    for path, body in ("/v1/chat/completions", chat), ("/v1/completions", completion):
+        body |= {"max_tokens": LONG, "temperature": 0, "think_budget": -1, "parts": 2,
+                 "stream_options": {"include_usage": True}}
+        for own in None, rid:
+            objects, answer = streamed(server, path, {**body, **({} if own is None else {"rid": own})},
+                                       lambda first, own=own: end(server, own or first["id"]))
+            assert answer.status_code == 200, answer.text
+            assert [choice["done"] for choice in answer.json()["choices"]] == ["ending"] * 2
+            thinks = objects[-1]["usage"]["think"]["choices"]
+            assert [think["outcome"] for think in thinks] == ["asked"] * 2, path

@@ -102,7 +102,7 @@ def row_vocabulary(pairs: Sequence[Markers], special: bool) -> Vocabulary:
                       {text: ids(text) for text in texts})
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def lifted(family: str, vocab: int, special: bool) -> Automaton:
     """An automaton over `vocab` ids, with the markers as ids of their own or written in pieces."""
     rng = random.Random(f"{family} {vocab} {special}")

@@ -22,9 +22,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from sglang_ext.bench.servers import Process, descendants, end, free_port, wait_until_it_answers
 
-__all__ = ["FLOAT32", "ROOT", "Server", "environment", "free_port", "launch", "run", "start", "stock"]
+__all__ = ["FLOAT32", "ROOT", "SGLANG", "Server", "environment", "free_port", "launch", "run", "start", "stock"]
 
 ROOT = Path(__file__).resolve().parent.parent
+SGLANG = str(Path(sys.executable).with_name("sglang"))
 FLOAT32 = ("--dtype", "float32", "--attention-backend", "torch_native")
 POOL = "16384"
 """Tokens of a server's pool: the default would take gigabytes, and tests run beside each other."""
@@ -32,6 +33,9 @@ FLAGS_VARIABLE = "SGLANG_EXT_TEST_FLAGS"
 """Flags of this variable are added to those of every server that tests start, last: another dtype, device, backend."""
 may_start = True
 """Whether a server may be started now: a test that is not marked as served runs where servers are not wanted."""
+running: list[Server] = []
+"""Servers that were started and not stopped yet."""
+LOG_CHARACTERS = 4000
 
 
 def environment(**extra: str) -> dict[str, str]:
@@ -43,7 +47,7 @@ def environment(**extra: str) -> dict[str, str]:
     return {**kept, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", **extra}
 
 
-@dataclass
+@dataclass(eq=False)
 class Server:
     """A running server.
 
@@ -86,11 +90,16 @@ class Server:
                 numbers[name] += sample.value  # type: ignore[assignment]
         return numbers
 
+    def log_end(self) -> str:
+        return self.log.read_text(errors="replace")[-LOG_CHARACTERS:]
+
     def descendants(self) -> list[psutil.Process]:
         return descendants(self.process.pid)
 
     def stop(self, how: int | None = None, seconds: float = 40) -> list[psutil.Process]:
         """End the server with a signal; return processes that outlived it, which are ended too."""
+        if self in running:
+            running.remove(self)
         return end(self.process, self.ended_by if how is None else how, seconds)
 
 
@@ -113,6 +122,7 @@ def start(arguments: Sequence[str], port: int, cold: bool = False, **extra: str)
     except RuntimeError as error:
         server.stop()
         raise RuntimeError(f"server did not start: {shlex.join(arguments)}\n{error}") from None
+    running.append(server)
     return server
 
 

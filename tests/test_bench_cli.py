@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 import servers
 from bench_peer import delta, peer, stop
 
-from sglang_ext.bench import processor
+from sglang_ext.bench import models
 from sglang_ext.bench.__main__ import main
 from sglang_ext.bench.servers import undisturbed
 from sglang_ext.budget.spelling import read
@@ -105,10 +106,10 @@ def test_a_server_that_refuses_every_request_ends_the_run(command: str, tmp_path
 
 
 def test_ids_of_markers_are_those_of_the_model(demo_model: Path) -> None:
-    found = processor.markers_of(reasoner())
+    found = models.markers_of(reasoner())
     assert found is not None
     assert (found.start, found.end) == (3, 4)
-    assert processor.markers_of(demo_model) is None
+    assert models.markers_of(demo_model) is None
 
 
 def test_signals_wait_for_the_end_of_a_start() -> None:
@@ -133,7 +134,7 @@ def test_a_peer_is_measured_in_its_own_spelling(scripted_server: servers.Server,
     limited, free = summary["points"]["2"], summary["points"]["no limit"]
     assert limited["failed"] == free["failed"] == 0
     assert limited["thought_p100"] <= 2
-    assert summary["servers"][0]["facts"]["version"] == "0.5.23"
+    assert summary["servers"][0]["facts"]["version"] == version("sglang")
 
 
 @pytest.mark.served

@@ -38,7 +38,7 @@ class Session:
         self.state = BudgetState(state.words.to(DEVICES[0]), state.program.to(DEVICES[0]), state.shared, state.stride)
         self.tables, self.rows = Tables.from_host(self.a, DEVICES[0]), torch.tensor(slots, device=DEVICES[0])
         self.sampled: list[list[int]] = [[] for _ in slots]
-        self.scripts = [script(family, self.a, self.rng, 20 * STEPS) for _ in slots]
+        self.scripts = [script(family, self.a, self.rng, 5 * STEPS) for _ in slots]
 
     def check_mask(self, row: torch.Tensor, view: View) -> None:
         """`row` was all zeros."""

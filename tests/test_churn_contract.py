@@ -75,7 +75,12 @@ RIGHT = {
     "opened again after a forced end": (BUDGET, [*FORCED[:-1], LINE, START, END, BREAK, B],
                                        report(3, 3, 4, "forced"), 5),
 }
+LATE = [LINE, END, BREAK, B, B, B, B, B, LINE, START, END, BREAK, B, B, B]
+RIGHT["a block that begins where only the answer has room"] = (
+    Wish(True, 30, grace_tokens=30, message="", answer_tokens=2), LATE, report(9, 1, 4, "forced"), 3)
 WRONG = {
+    "a block that is ended in its room": (Wish(True, 9, grace_tokens=9, message="", answer_tokens=2), LATE,
+                                          report(9, 1, 4, "forced"), 3, "outcome"),
     "limit": (BUDGET, [A, A, A, A, END, BREAK, B], report(3, 4, 2, "forced"), 5, "limit"),
     "limit, natural": (BUDGET, [A, A, A, A, END, B], report(3, 5, 0, "natural"), 5, "limit"),
     "limit, open": (BUDGET, [A, A, A, A], report(3, 4, 0, "open"), 4, "limit"),

@@ -12,7 +12,19 @@ from typing import Any
 import pytest
 import requests
 import servers
-from asked_ends import LONG, check_cut, check_ends, end, looping, while_running
+from asked_ends import (
+    LONG,
+    check_choices,
+    check_cut,
+    check_endpoints_choices,
+    check_ends,
+    end,
+    last_of_each,
+    looping,
+    streamed,
+    until_known,
+    while_running,
+)
 from servers import FLOAT32
 from told_model import LOOP, OPENS
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -145,6 +157,52 @@ def test_every_endpoint_tells(scripted_server: servers.Server, path: str, field:
         response = scripted_server.post(path, {"model": "told", "think_budget": bad, **body})
         assert response.status_code == 400
         assert f"think_budget.{[*bad][-1]}" in response.text
+
+
+def test_choices_are_ended_by_the_id_that_the_client_gave(scripted_server: servers.Server,
+                                                          tokenizer: PreTrainedTokenizerFast) -> None:
+    check_choices(scripted_server, tokenizer, "choices")
+
+
+def test_choices_that_are_not_streamed(scripted_server: servers.Server, tokenizer: PreTrainedTokenizerFast) -> None:
+    """The end is asked for while sglang still reads their prompt, before there are any."""
+    with ThreadPoolExecutor(1) as pool:
+        pending = pool.submit(scripted_server.post, "/generate", looping(tokenizer, -1, LONG, "unstreamed", n=2))
+        answer = until_known(scripted_server, "unstreamed")
+        assert len(answer.json()["choices"]) == 2, answer.text
+        for result in pending.result().json():
+            check_cut(tokenizer, result, "asked")
+
+
+def test_choices_of_a_response_are_ended_by_its_id(scripted_server: servers.Server) -> None:
+    check_endpoints_choices(scripted_server, "my-choices")
+
+
+@pytest.mark.parametrize(("path", "body"), [
+    ("/v1/messages", {"messages": [{"role": "user", "content": LOOP}], "max_tokens": LONG}),
+    ("/api/chat", {"messages": [{"role": "user", "content": LOOP}], "options": {"num_predict": LONG}}),
+    ("/api/generate", {"prompt": "<think>" + LOOP, "options": {"num_predict": LONG}}),
+])
+def test_endpoints_without_an_id_of_their_own_take_one(scripted_server: servers.Server, path: str,
+                                                       body: dict[str, Any]) -> None:
+    name = path.replace("/", "-")
+    with ThreadPoolExecutor(1) as pool:
+        pending = pool.submit(scripted_server.post, path, {
+            "model": "told", "temperature": 0, "think_budget": -1, "stream": False, "rid": name, **body})
+        assert until_known(scripted_server, name).json()["done"] in ("ending", "waiting")
+        told = pending.result().json()
+    assert told.get("usage", told)["think"]["outcome"] == "asked"
+    refused = scripted_server.post(path, {"model": "told", "rid": 7, **body})
+    assert refused.status_code in (400, 422), refused.text
+    assert "rid" in refused.text
+
+
+def test_choices_without_a_budget(scripted_server: servers.Server, tokenizer: PreTrainedTokenizerFast) -> None:
+    body = looping(tokenizer, None, LONG, n=2)
+    objects, answer = streamed(scripted_server, "/generate", {**body, "parts": 2},
+                               lambda first: end(scripted_server, first["meta_info"]["id"]))
+    assert (answer.status_code, "-1" in answer.json()["error"]["message"]) == (400, True)
+    assert [len(result["output_ids"]) for result in last_of_each(objects)] == [LONG, LONG]
 
 
 def test_a_chat_is_ended_by_the_id_of_its_response(scripted_server: servers.Server) -> None:

@@ -23,7 +23,7 @@ from told_model import LOOP
 
 from sglang_ext.budget.spelling import ALIASES
 
-REQUESTS, NEW = 2400, 9
+REQUESTS, NEW = 1600, 9
 MOST = 2**31 - 2
 CHARACTERS = {0: 0, 2: 1, 5: 2, 9: 3, 11: 4, 14: 5, 18: 6, 20: 7, 23: 8, 27: 9}  # of lo, loo, loop, lo, ...: tokens
 FLAT = ["think_budget", *ALIASES, "thinkingBudget"]

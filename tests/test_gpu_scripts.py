@@ -84,7 +84,7 @@ assert len(list(gpu_parts.waits("cpu", True))) >= 9
 
 def options(**given: Any) -> Namespace:
     return Namespace(**{"model_path": None, "draft": None, "backends": list(gpu_serve.BACKENDS), "only": None,
-                        "out": Path("out"), "minutes": 60.0, "dry_run": True, **given})
+                        "out": Path("out"), "minutes": 60.0, "dry_run": True, "device": "cuda", **given})
 
 
 def test_the_plan_for_an_hour(tmp_path: Path) -> None:
@@ -101,6 +101,16 @@ def test_the_plan_for_an_hour(tmp_path: Path) -> None:
     for backend in gpu_serve.BACKENDS:
         assert any("--dtype bfloat16" in flags and f"--attention-backend {backend}" in flags for flags in backends)
     assert {"step-NGRAM", "step-STANDALONE", "step-UAG", "overhead", "budget"} <= {step["step"] for step in plan}
+
+
+def test_a_rehearsal_has_the_same_steps_on_a_cpu() -> None:
+    """All of them but those of further attention backends, and none that asks for a GPU."""
+    hour, rehearsal = gpu_serve.plan(options(backends=["fa3"])), gpu_serve.plan(options(device="cpu"))
+    assert [step.name.replace("torch_native", "fa3") for step in rehearsal] == [step.name for step in hour]
+    text = str([(step.command, step.variables) for step in rehearsal])
+    assert "cuda" not in text
+    assert "fa3" not in text
+    assert "--device cpu" in text
 
 
 def test_the_benchmarks_take_the_plans_flags() -> None:

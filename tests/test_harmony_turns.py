@@ -81,7 +81,7 @@ def run(engine: Engine, context: Context, params: dict[str, Any]) -> None:
     asyncio.run(read())
 
 
-def budget(most: int, **rest: int) -> dict[str, Any]:
+def budget(most: int, **rest: Any) -> dict[str, Any]:
     return {"custom_params": {FIELD: {**ThinkBudget(most).to_dict(), **rest}}}
 
 
@@ -106,6 +106,52 @@ def test_an_efforts_share_is_of_the_first_turn() -> None:
     engine = Engine(wish=5, default=8)
     run(engine, Context(turns=2), {"custom_params": {FIELD: Share(50, 100)}})
     assert engine.budgets[1]["max_tokens"] == 3
+
+
+class Clock:
+    """A clock on which nothing takes time but what says so. The context's tools take two seconds each."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, context: Context) -> None:
+        self.now, self._call_tool = 50.0, context.call_tool
+        monkeypatch.setattr(harmony_turns, "time", SimpleNamespace(monotonic=lambda: self.now))
+        context.call_tool = self.call_tool  # type: ignore[method-assign]
+
+    async def call_tool(self) -> list[str]:
+        self.now += 2
+        return await self._call_tool()
+
+
+class SlowEngine(Engine):
+    """Waits a second in the queue before a turn's first token and thinks for three."""
+
+    def __init__(self, clock: Clock, outcome: str = "natural") -> None:
+        super().__init__(wish=4)
+        self.clock, self.outcome = clock, outcome
+
+    async def generate_request(self, request: Any, raw_request: Any = None) -> AsyncIterator[dict[str, Any]]:
+        self.clock.now += 1
+        async for output in super().generate_request(request, raw_request):
+            yield {**output, "meta_info": {**output["meta_info"],
+                                           "think": {**output["meta_info"]["think"], "outcome": self.outcome}}}
+            self.clock.now += 1.5
+
+
+@pytest.mark.parametrize(("since", "seconds"), [("arrival", [8.5, 2.5, 0, 0]), ("first_token", [8.5, 3.5, 0, 0])])
+def test_a_deadline_is_one_for_all_turns(monkeypatch: pytest.MonkeyPatch, since: str, seconds: list[float]) -> None:
+    """The tools' time counts too. What is left counts from the next turn's arrival, whatever the first one's from."""
+    context = Context(turns=4)
+    engine = SlowEngine(Clock(monkeypatch, context))
+    run(engine, context, budget(100, seconds=8.5, since=since))
+    assert [b["seconds"] for b in engine.budgets] == seconds
+    assert [b["since"] for b in engine.budgets] == [since, *["arrival"] * 3]
+
+
+@pytest.mark.parametrize("outcome", ["loop", "deadline", "asked"])
+def test_an_end_that_came_early_holds_for_all_turns(monkeypatch: pytest.MonkeyPatch, outcome: str) -> None:
+    context = Context(turns=3)
+    engine = SlowEngine(Clock(monkeypatch, context), outcome)
+    run(engine, context, budget(100, min_tokens=9))
+    assert [(b["max_tokens"], b["min_tokens"]) for b in engine.budgets] == [(100, 9), (0, 0), (0, 0)]
 
 
 def test_no_budget_is_counted_and_not_limited() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -14,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 import servers
-from asked_ends import check_ends
+from asked_ends import check_choices, check_ends
 from release_copy import has_data_parallel
 from servers import FLOAT32
 
@@ -132,12 +131,11 @@ def looping(model: Path, budget: int | None = None) -> dict[str, Any]:
 @pytest.mark.parametrize("by", ["flag", "environment"])
 def test_sglang_serve(scripted_model: Path, by: str) -> None:
     port = servers.free_port()
-    sglang = str(Path(sys.executable).with_name("sglang"))
     flags = ["--think-budget", "3"] if by == "flag" else []
     extra = {} if by == "flag" else {"SGLANG_EXT_THINK_BUDGET": "3"}
-    server = servers.start([sglang, "serve", "--model-path", str(scripted_model), "--port", str(port), "--device",
-                            "cpu", "--max-total-tokens", "4096", "--reasoning-parser", "qwen3", *flags, *FLOAT32], port,
-                           cold=by == "flag", SGLANG_USE_CPU_ENGINE="1", **extra)
+    server = servers.start([servers.SGLANG, "serve", "--model-path", str(scripted_model), "--port", str(port),
+                            "--device", "cpu", "--max-total-tokens", "4096", "--reasoning-parser", "qwen3", *flags,
+                            *FLOAT32], port, SGLANG_USE_CPU_ENGINE="1", **extra)
     try:
         assert closed(server.generate(**looping(scripted_model)), 3)
         assert closed(server.generate(**looping(scripted_model, 1)), 1)
@@ -146,9 +144,8 @@ def test_sglang_serve(scripted_model: Path, by: str) -> None:
 
 
 def test_sglang_serve_without_the_plugin_does_not_know_the_flag(scripted_model: Path) -> None:
-    sglang = str(Path(sys.executable).with_name("sglang"))
-    done = servers.run(sglang, "serve", "--model-path", str(scripted_model), "--device", "cpu", "--think-budget", "3",
-                       SGLANG_USE_CPU_ENGINE="1", SGLANG_PLUGINS="another")
+    done = servers.run(servers.SGLANG, "serve", "--model-path", str(scripted_model), "--device", "cpu",
+                       "--think-budget", "3", SGLANG_USE_CPU_ENGINE="1", SGLANG_PLUGINS="another")
     assert done.returncode == 2
     assert "--think-budget" in done.stderr
 
@@ -231,7 +228,9 @@ def test_ends_reach_every_scheduler_from_every_tokenizer_worker(parallel_server:
                                                                 scripted_model: Path) -> None:
     from transformers import AutoTokenizer
 
-    check_ends(parallel_server, AutoTokenizer.from_pretrained(scripted_model), "parallel", loop=False)
+    tokenizer = AutoTokenizer.from_pretrained(scripted_model)
+    check_ends(parallel_server, tokenizer, "parallel", loop=False)
+    check_choices(parallel_server, tokenizer, "parallel")
 
 
 def test_data_parallel_is_refused_where_it_is_not_served(scripted_model: Path) -> None:

@@ -5,12 +5,17 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from repetitions import HONEST
 
 from sglang_ext.budget.loops import LEAST, LONGEST, TIMES, LoopWatch, still_missing
+
+
+def array(ids: Sequence[int]) -> np.ndarray:
+    return np.array(ids, dtype=np.int32)
 
 
 def is_loop(ids: Sequence[int]) -> bool:
@@ -90,14 +95,14 @@ def test_steps_of_several_ids_find_it_with_the_step(ids: list[int], steps: list[
 def test_nothing_is_a_loop_before_so_many_more_ids(ids: list[int]) -> None:
     """What the work is saved by: the fewest ids that are missing never come down faster than ids come."""
     cut = len(ids) // 2
-    before, after = still_missing(ids[:cut][-2048:]), still_missing(ids[-2048:])
+    before, after = still_missing(array(ids[:cut][-2048:])), still_missing(array(ids[-2048:]))
     assert after >= before - (len(ids) - cut)
     assert (after == 0) == is_loop(ids)
 
 
 @pytest.mark.parametrize("ids", [[], [1], [1, 1], [*range(40)], [3] * 31, [3, 4] * 16], ids=len)
 def test_short_texts(ids: list[int]) -> None:
-    assert 0 < still_missing(ids) <= LEAST
+    assert 0 < still_missing(array(ids)) <= LEAST
 
 
 def test_a_block_begins_anew() -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import requests
 import servers
+from release_copy import has_data_parallel
 from scripted_model import TURN
 from scripted_requests import OPEN, STARTS, answers
 from servers import FLOAT32
@@ -61,6 +62,8 @@ def stepwise_server(scripted_model: Path) -> Iterator[servers.Server]:
 
 @pytest.fixture(scope="module", params=SETTINGS)
 def other_server(request: pytest.FixtureRequest, scripted_model: Path) -> Iterator[servers.Server]:
+    if "--dp" in SETTINGS[request.param] and not has_data_parallel():
+        pytest.skip("this release has no data parallel servers")
     server = servers.launch(*flags(scripted_model), *SETTINGS[request.param])
     yield server
     assert not server.stop()

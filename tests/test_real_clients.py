@@ -6,19 +6,20 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import anthropic
 import fleet as fleets
+import httpx
 import openai
 import pytest
+from late import Late
 from told_model import CLOSE, LOOP, THREE, think
 
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # without it the import asks the network
 os.environ.setdefault("LANGSMITH_TRACING", "false")
-litellm = pytest.importorskip("litellm")
-ollama = pytest.importorskip("ollama")
-langchain_openai = pytest.importorskip("langchain_openai")
+litellm, ollama, langchain_openai = Late("litellm"), Late("ollama"), Late("langchain_openai")
 
 FORCED = think(4, 4, CLOSE, "forced")
 SAYS: list[Any] = [{"role": "user", "content": LOOP}]
@@ -32,20 +33,23 @@ def url(request: pytest.FixtureRequest, fleet: fleets.Fleet) -> str:
     return str(getattr(fleet, request.param).url)
 
 
-def ways(create: Callable[..., Any], create_async: Callable[..., Any],
-         last: Callable[[list[Any]], Any]) -> Iterator[Any]:
-    """The same call whole, streamed, in an event loop, and streamed there; a stream is what `last` makes of it."""
-    yield create()
-    yield last(list(create(stream=True)))
+def ways(create: Callable[..., Any], create_async: Callable[..., Any], last: Callable[[list[Any]], Any],
+         at_once: int = 1) -> Iterator[Any]:
+    """The same call whole, streamed, in an event loop, and streamed there; a stream is what `last` makes of it.
 
+    Args:
+        at_once: calls that run beside each other.
+    """
     async def streamed() -> list[Any]:
         return [part async for part in await create_async(stream=True)]
 
     async def whole() -> Any:
         return await create_async()
 
-    yield asyncio.run(whole())
-    yield last(asyncio.run(streamed()))
+    calls: list[Callable[[], Any]] = [create, lambda: last(list(create(stream=True))), lambda: asyncio.run(whole()),
+                                      lambda: last(asyncio.run(streamed()))]
+    with ThreadPoolExecutor(at_once) as pool:
+        yield from pool.map(lambda call: call(), calls)
 
 
 def with_usage(options: dict[str, Any]) -> dict[str, Any]:
@@ -147,8 +151,9 @@ def test_litellm_as_anthropics_client_and_as_ollamas(fleet: fleets.Fleet) -> Non
 
 @pytest.mark.parametrize("extra", [{"extra_body": each} for each in ARRIVES], ids=str)
 def test_langchain(url: str, extra: dict[str, Any]) -> None:
+    own = httpx.AsyncClient()  # langchain's is shared, and has connections of event loops that are closed
     model = langchain_openai.ChatOpenAI(model="told", base_url=url + "/v1", api_key="none", temperature=0,
-                                        max_tokens=12, max_retries=0, stream_usage=True, **extra)
+                                        max_tokens=12, max_retries=0, stream_usage=True, http_async_client=own, **extra)
 
     async def later() -> Any:
         whole, parts = await model.ainvoke(LOOP), [part async for part in model.astream(LOOP)]
@@ -201,7 +206,7 @@ def test_anthropic(fleet: fleets.Fleet) -> None:
     def last(events: list[Any]) -> Any:
         return next(e for e in events if e.type == "message_delta")
 
-    for got in ways(lambda **o: sync.messages.create(**body, thinking=enabled, **o), create_async, last):
+    for got in ways(lambda **o: sync.messages.create(**body, thinking=enabled, **o), create_async, last, at_once=4):
         assert got.usage.think == think(1024, 1024, CLOSE, "forced")
         assert got.usage.output_tokens_details.thinking_tokens == 1024 + CLOSE
     off = sync.messages.create(**{**body, "max_tokens": 12}, thinking={"type": "disabled"})

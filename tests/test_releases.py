@@ -13,6 +13,7 @@ import requests
 import servers
 from release_copy import FORWARD, SAMPLER, copy_with
 from servers import FLOAT32
+from told_model import CLOSE, LOOP, think
 
 LINE = (SAMPLER, '        maybe_detect_nan(logits, "sampler: next_token_logits")\n',
         '        maybe_detect_nan(logits, "sampler: next_token_logits")\n        logits = logits + 0\n')
@@ -90,10 +91,14 @@ def test_what_does_not_fit_is_refused_whatever_is_allowed(copied: Path, change: 
 @pytest.mark.served
 def test_an_unread_place_is_served_where_that_is_allowed(copied: Path, scripted_model: Path) -> None:
     """By the real command, in processes that have imported nothing; and it leaves none behind."""
-    folder = copy_with(copied, COMMENT, UNREAD)
-    server = servers.launch("--model-path", str(scripted_model), "--reasoning-parser", "qwen3",
-                            "--allow-unknown-sglang", *FLOAT32, cold=True, PYTHONPATH=str(folder))
+    folder, port = copy_with(copied, COMMENT, UNREAD), servers.free_port()
+    server = servers.start([servers.SGLANG, "serve", "--model-path", str(scripted_model), "--port", str(port),
+                            "--reasoning-parser", "qwen3", "--device", "cpu", "--max-total-tokens", servers.POOL,
+                            "--allow-unknown-sglang", "--think-budget", "3", *FLOAT32], port, cold=True,
+                           PYTHONPATH=str(folder), SGLANG_USE_CPU_ENGINE="1")
     try:
+        result = server.generate(text="<think>" + LOOP, sampling_params={"temperature": 0, "max_new_tokens": 12})
+        assert result["meta_info"]["think"] == think(3, 3, CLOSE, "forced")
         told = requests.get(server.url + "/server_info", timeout=60).json()
         assert told["one_more"] == 1
         assert told["sglang_ext"]["unknown"] == ["sglang.srt.utils.common.build_server_info"]

@@ -23,7 +23,7 @@ from uag_models import build_random_model
 pytestmark = pytest.mark.served
 
 SHIPPED = servers.ROOT / "sglang_ext" / "demo" / "models" / "smollm2-draft"
-NEW = 16
+NEW = 12
 TEXTS = [
     "Once upon a time there was a fox who", "The following is a list of planets:\n1. Mercury\n2.",
     "1, 1, 2, 3, 5, 8, 13,", "<|im_start|>user\nName the capital of France.<|im_end|>\n<|im_start|>assistant\n",
@@ -62,7 +62,7 @@ def special_requests() -> dict[str, dict[str, Any]]:
         "frequency penalty": body(LIST, frequency_penalty=0.7),
         "presence penalty": body(LIST, presence_penalty=0.7),
         "repetition penalty": body(LIST, repetition_penalty=1.3),
-        "minimum": body(QUESTION, min_new_tokens=12),
+        "minimum": body(QUESTION, min_new_tokens=9),
         "bias": body(STORY, logit_bias={"260": 4.0, "28": -100.0}),
         "custom processor": body(STORY) | {"custom_logit_processor": banned} | {
             "sampling_params": {"temperature": 0, "max_new_tokens": NEW, "custom_params": {"token_ids": [28, 260]}}},
@@ -164,7 +164,7 @@ def test_texts_are_answered_as_without_speculation(served: Served, plain: Answer
         assert got["meta_info"]["finish_reason"] == wanted["meta_info"]["finish_reason"], text
     found = served.answers.texts
     if served.name == "fixed":
-        assert sum(result["meta_info"]["uag"]["proposed"] for result in found) > 20 * len(found)
+        assert sum(result["meta_info"]["uag"]["proposed"] for result in found) > 14 * len(found)
     if served.name == "shipped":
         accepted = sum(result["meta_info"]["uag"]["accepted"] for result in found)
         assert accepted > 0.1 * sum(len(result["output_ids"]) for result in found)

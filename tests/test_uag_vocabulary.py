@@ -88,10 +88,14 @@ def test_a_boundary_is_for_good(name: str, first: str, rest: str, start: bool) -
     assert stable + known.encode((first + rest).encode()[end:], start=False) == whole
 
 
-@pytest.mark.parametrize(("first", "rest"), [("then we'r", "e"), ("then don'", "t"), ("then 漢字AB", "c")])
-def test_two_pre_tokens_may_become_one(first: str, rest: str) -> None:
-    known = vocabulary("suffixes")
+@pytest.mark.parametrize(("name", "first", "rest"), [
+    ("suffixes", "and then we'r", "e"), ("suffixes", "and then don'", "t"), ("suffixes", "so and then 漢字AB", "c"),
+    ("spelled suffixes", "and then we'r", "e"), ("spelled suffixes", "and then or'v", "e"),
+])
+def test_two_or_three_pre_tokens_may_become_one(name: str, first: str, rest: str) -> None:
+    known = vocabulary(name)
     segment = known.segment(first.encode(), start=False)
+    assert segment.num_stable
     assert known.encode((first + rest).encode(), start=False)[: segment.num_stable] == segment.ids[: segment.num_stable]
 
 

@@ -132,6 +132,8 @@ QWEN = (r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{L}
 WITH_SUFFIX = (r"[^\r\n\p{L}\p{N}]?\p{L}+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+"
                r"|\s+(?!\S)|\s+")
 """As of o200k: a contraction belongs to the word before it, so two pre-tokens become one with the next letter."""
+WITH_SPELLED_SUFFIX = r"\p{L}+(?i:'re|'ve)?|[^\s\p{L}]|\s+"
+"""The same, where an apostrophe alone is a pre-token: three become one with the next letter."""
 
 
 MAKERS: dict[str, Callable[[], Any]] = {
@@ -141,6 +143,7 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "slow": slow_sentencepiece,
     "tiktoken": lambda: tiktoken_wrapper(QWEN, b"he", b"ll", b"hell", b" w", b"or"),
     "suffixes": lambda: tiktoken_wrapper(WITH_SUFFIX, b"e'", b"n'", b"n't", b"e're", b"'r", b"r'"),
+    "spelled suffixes": lambda: tiktoken_wrapper(WITH_SPELLED_SUFFIX, b"e'", b"r'"),
     "byte-level": byte_level,
     "unsplit": lambda: byte_level(regex=False),
     "always": lambda: byte_fallback("always"),

@@ -84,7 +84,7 @@ class Program:
 
 class WarmPython:
     """The process that forks, for all workers of a test run. It imports sglang when a worker first asks for a program,
-    and it ends, with all programs, when the process that made it ends."""
+    and it ends, with all programs, at `end`, or when the process that made it ends."""
 
     def __init__(self) -> None:
         folder = Path(tempfile.mkdtemp(prefix="warm-python-"))
@@ -94,6 +94,11 @@ class WarmPython:
             self.process = subprocess.Popen([sys.executable, str(MAIN), str(folder / "address")], cwd=ROOT,
                                             stdin=subprocess.PIPE, stdout=log, stderr=log,
                                             env={**variables, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"})
+
+    def end(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
 
 
 @cache

@@ -25,6 +25,7 @@ import signal
 import socket
 import struct
 import sys
+import tempfile
 import threading
 import traceback
 import types
@@ -148,6 +149,7 @@ def run_program(arguments: list[str], environment: dict[str, str], stdout: int, 
     sys.stdout, sys.stderr = (os.fdopen(n, "w", buffering=1, closefd=False) for n in (1, 2))
     os.environ.clear()
     os.environ.update(environment)
+    tempfile.tempdir = None
     sys.path[1:1] = [p for p in environment.get("PYTHONPATH", "").split(os.pathsep) if p]
     _reread()
     _fork_instead_of_spawning()
@@ -224,9 +226,10 @@ def main(address: str) -> None:
         apply_hooks()
     gc.freeze()
     program = serve(plain if hooked.fileno() < 0 else hooked)
-    if program is not None:
-        asked, stdout, stderr = program
-        run_to_its_end(asked["arguments"], asked["environment"], stdout, stderr)
+    if program is None:
+        os._exit(0)
+    asked, stdout, stderr = program
+    run_to_its_end(asked["arguments"], asked["environment"], stdout, stderr)
 
 
 if __name__ == "__main__":

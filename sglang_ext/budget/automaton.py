@@ -12,7 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
-from .byte_automaton import ByteAutomaton
+from .byte_automaton import ByteAutomaton, byte_automaton
 from .byte_rules import ImplicitEnd, Markers
 from .byte_states import Inside, Pending
 from .kernels.layout import PROGRAM_END, STATE_MASK, THINKING, UTF8_GUARD, Event
@@ -117,7 +117,7 @@ class Automaton:
         self.pairs = tuple(pair.without_stops(stops) for pair in ((pairs,) if isinstance(pairs, Markers) else pairs))
         self.markers = self.pairs[0]
         self.vocabulary = vocabulary
-        self.bytewise = ByteAutomaton(self.pairs, self.markers.anywhere and not self._opens_by_id())
+        self.bytewise = byte_automaton(self.pairs, self.markers.anywhere and not self._opens_by_id())
         lifted = lift(self.bytewise, vocabulary.pieces, self._control_ids(), vocabulary.eos_ids)
         self.token_class, self.step = lifted.token_class, np.ascontiguousarray(lifted.columns).reshape(-1)
         self.eos_ids = np.array(vocabulary.eos_ids, dtype=np.int32)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -291,3 +292,9 @@ class ByteAutomaton:
         until = self.rules[state.rules].implicit[state.which].until
         at, done = Matcher(until).step(state.until, byte)
         return Pending(state.rules) if done else replace(state, until=at), NOTHING
+
+
+@lru_cache(maxsize=128)
+def byte_automaton(pairs: tuple[Markers, ...], everywhere: bool) -> ByteAutomaton:
+    """The automaton of these pairs: it is explored once in a process, and only read from then on."""
+    return ByteAutomaton(pairs, everywhere)

@@ -21,8 +21,11 @@ LEAST = 512
 """How many ids all of it is at least. A ruler of dashes, a row of a table, a matrix of 15 by 15 zeros, a list of a
 hundred equal entries of five ids are shorter."""
 
-_AT_ONCE = 32
-"""Ids that are compared for all cycles at once."""
+_LEVELS = ((1, 256), (257, 512))
+"""Shortest and longest cycle of a level. A level's cycles are looked for by a run of as many ids as the longest has. Of
+two cycles with such a run the longer one is a multiple of the shorter, or both are of one that has such a run too (Fine
+and Wilf, 1965); and a multiple is never a loop before its divisor. So the shortest one of each level says all."""
+_SPREAD = np.uint32(0x9E3779B1)
 
 
 def needed(cycle: int) -> int:
@@ -30,9 +33,10 @@ def needed(cycle: int) -> int:
     return max(TIMES * cycle, LEAST) - cycle
 
 
-_PERIODS = np.arange(1, LONGEST + 1)
-_NEEDED = np.maximum(TIMES * _PERIODS, LEAST) - _PERIODS
 _WINDOW = max(TIMES * LONGEST, LEAST)
+_FAR = min(needed(cycle) - longest + 1 for first, longest in _LEVELS for cycle in range(first, longest + 1))
+"""How many ids are missing at least of a cycle whose run is too short to be seen."""
+_NOTHING = np.empty(0, dtype=np.int32)
 
 
 class LoopWatch:
@@ -45,11 +49,17 @@ class LoopWatch:
     def __init__(self) -> None:
         self.start = -1
         self._due = 0  # length of the output before which nothing can be a loop
+        self._forget()
+
+    def _forget(self) -> None:
+        self._read = self.start  # length of the output whose last ids are known
+        self._ids = _NOTHING  # [at most _WINDOW] int32
 
     def enter(self, start: int) -> None:
         """A block is open whose first id is at `start`, or a few ids later; nothing happens if one was already."""
         if self.start < 0:
             self.start, self._due = start, start + LEAST
+            self._forget()
 
     def leave(self) -> None:
         """No block is open."""
@@ -64,52 +74,65 @@ class LoopWatch:
         if start != self.start:
             self.leave()
             self.enter(start)
-        self._due = 0 if anew else self._due
+        if anew:
+            self._due = 0
+            self._forget()
 
     def may_be(self, length: int) -> bool:
         """Whether the block can be a loop after the output's first `length` ids; if not, `found` need not look."""
-        return self.start >= 0 and length >= self._due
+        return length >= self._due and self.start >= 0
 
     def found(self, output: Sequence[int], length: int) -> bool:
         """Whether the block is a loop after the output's first `length` ids."""
-        if not self.may_be(length):
+        if length < self._due or self.start < 0:
             return False
-        missing = still_missing(output[max(self.start, length - _WINDOW) : length])
+        missing = still_missing(self._last_ids(output, length))
         self._due = length + max(1, missing)
         return missing <= 0
 
+    def _last_ids(self, output: Sequence[int], length: int) -> np.ndarray:
+        """The block's last ids, of which only those that are new are read."""
+        begin = max(self._read, length - _WINDOW)
+        new = np.array(output[begin:length], dtype=np.int32)
+        known = self._ids if begin == self._read else _NOTHING
+        self._ids, self._read = np.concatenate([known, new])[-_WINDOW:], length
+        return self._ids
 
-def still_missing(ids: Sequence[int]) -> int:
+
+def still_missing(ids: np.ndarray) -> int:
     """How many more ids have to come at least until these end in a loop; 0: they do.
 
     Args:
-        ids: of the block, the last `TIMES * LONGEST` of them at least, where there are so many.
+        ids: [n] int32, of the block, the last `TIMES * LONGEST` of them at least, where there are so many.
     """
-    back = np.asarray(ids, dtype=np.int64)[::-1]
-    periods = _PERIODS[: max(0, len(back) - 1)]
-    if not len(periods):
-        return int(_NEEDED.min())
-    runs = _short_runs(back, len(periods))
-    longer = runs >= _AT_ONCE
-    while longer.any():
-        period = int(longer.argmax()) + 1
-        differs = back[period:] != back[:-period]
-        run = int(differs.argmax()) if differs.any() else len(back) - period
-        runs[period - 1], longer[period - 1] = run, False
-        several = np.arange(2 * period, min(run + period, len(periods) + 1), period)
-        runs[several - 1], longer[several - 1] = run + period - several, False  # their runs end where the cycle's does
-    missing = np.concatenate([_NEEDED[: len(periods)] - runs, _NEEDED[len(periods) :]])
-    return max(0, int(missing.min()))
+    back = np.ascontiguousarray(ids[::-1])
+    text = (back[: 2 * LONGEST].view(np.uint32) * _SPREAD >> 24).astype(np.uint8).tobytes()
+    missing = min(_missing_on_level(back, text, first, longest) for first, longest in _LEVELS)
+    return max(0, missing, LEAST - len(ids))
 
 
-def _short_runs(back: np.ndarray, periods: int) -> np.ndarray:
-    """[periods] int, for each cycle how many of the last ids are equal to the one a cycle before, counted up to
-    `_AT_ONCE`.
+def _missing_on_level(back: np.ndarray, text: bytes, first: int, longest: int) -> int:
+    """How many ids are missing until a cycle of `first` to `longest` ids is a loop, or fewer.
+
+    Args:
+        back: ids, the last one first.
+        text: a byte for each of them: equal ids have equal bytes.
+    """
+    last, cycle = text[:longest], first
+    while (cycle := text.find(last, cycle, 2 * longest)) >= 0:
+        run = _run(back, cycle)
+        if run >= longest:
+            return needed(cycle) - run
+        cycle += 1  # other ids with the same bytes
+    return _FAR
+
+
+def _run(back: np.ndarray, cycle: int) -> int:
+    """How many of the last ids are equal to the one a cycle before.
 
     Args:
         back: ids, the last one first.
     """
-    padded = np.concatenate([back[: periods + _AT_ONCE], np.full(_AT_ONCE + 1, -1)])
-    rows = np.lib.stride_tricks.sliding_window_view(padded, _AT_ONCE)[1 : periods + 1]
-    equal = rows == padded[:_AT_ONCE]
-    return np.where(equal.all(1), _AT_ONCE, equal.argmin(1))
+    differs = back[cycle:] != back[:-cycle]
+    first = int(differs.argmax())
+    return first if differs[first] else len(differs)

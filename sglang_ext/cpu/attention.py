@@ -78,9 +78,14 @@ class BatchedAttention(AttentionBackend):
         return 1
 
     def init_forward_metadata_capture_cpu_graph(self, bs: int, num_tokens: int, req_pool_indices: torch.Tensor,
-                                                seq_lens: torch.Tensor, out_cache_loc: torch.Tensor,
-                                                encoder_lens: Any, forward_mode: Any, spec_info: Any) -> None:
-        """A forward that sglang's CPU graph runner traces: it traces decoding only."""
+                                                seq_lens: torch.Tensor, *rest: Any) -> None:
+        """A forward that sglang's CPU graph runner traces: it traces decoding only.
+
+        Args:
+            rest: [num_tokens] slots to write, in releases that give them, before encoder lengths, mode and draft.
+                Without them the traced forward writes slot 0, which nobody reads.
+        """
+        out_cache_loc = rest[0] if len(rest) > 3 else torch.zeros(num_tokens, dtype=torch.int64)
         slots = self.req_to_token_pool.req_to_token[req_pool_indices, : int(seq_lens.max())]
         self._begin(Batch(slots, seq_lens - 1, torch.ones_like(seq_lens)), out_cache_loc)
 

@@ -81,7 +81,7 @@ class Maker:
             params |= rng.choice([{"top_p": 0.9}, {"top_k": 20}, {"min_p": 0.05}, {"frequency_penalty": 0.5}])
         if rng.random() < 0.05:
             params["ignore_eos"] = True
-        if self.served.ends and rng.random() < 0.25:
+        elif self.served.ends and rng.random() < 0.25:
             params["logit_bias"] = {str(rng.choice(self.served.ends)): rng.choice(BIASES)}
         return params
 

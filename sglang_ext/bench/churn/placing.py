@@ -111,7 +111,9 @@ class Placing:
         reserved = self.served.most_reserved(wish.answer_tokens, max_new)
         half = self._half(before) > 0
         cut = run.after == len(self.choice.ids)
-        if chosen == most or (reserved and (cut or half or run.after + reserved >= max_new)):
+        capped = wish.max_tokens in (None, UNLIMITED) or most < wish.max_tokens  # by the room for one end, the answer
+        late = capped and run.first >= most
+        if chosen == most or (reserved and (cut or half or late or run.after + reserved >= max_new)):
             yield "forced"
         if wish.grace_tokens and chosen >= most - wish.grace_tokens and before.endswith(b"\n"):
             yield "grace"
