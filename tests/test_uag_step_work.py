@@ -15,10 +15,13 @@ from step_counter import Operators
 
 from sglang_ext.uag import worker as worker_module
 from sglang_ext.uag.drafter import Drafter
-from sglang_ext.uag.lengths import FixedLengths
+from sglang_ext.uag.fixed_lengths import FixedLengths
 from sglang_ext.uag.proposer import Proposer
 from sglang_ext.uag.ranks import Ranks
 from sglang_ext.uag.relay import KnownLengths, UagFutureMap
+from sglang_ext.uag.sources import Sources
+from sglang_ext.uag.speed_up import Planned
+from sglang_ext.uag.text_source import TextSource
 from sglang_ext.uag.verify import UagVerifyInput, Verifier
 from sglang_ext.uag.worker import UagWorker
 
@@ -33,8 +36,8 @@ SGLANGS_PART = 9
 class NoDrafts(FixedLengths):
     off = True
 
-    def plan(self, requests: Any, batch: int | None = None) -> list[int]:
-        return [0] * len(requests)
+    def plan_sources(self, requests: Any, batch: int | None = None) -> list[Planned]:
+        return [Planned()] * len(requests)
 
 
 def greedy_sampler(output: Any, *_: Any) -> torch.Tensor:
@@ -74,8 +77,10 @@ class Served:
         worker._ranks = Ranks(SimpleNamespace(world_size=1, rank_in_group=0))
         worker._verifier = Verifier(runner, worker._ranks.broadcast)
         worker._fixed_width, worker._overlap = False, True
-        drafter = Drafter(StandInContext, {EOS}, StandInRunner(), NoDrafts(WIDTH), 64, True)
-        worker._proposer = Proposer(drafter, WIDTH, fixed_width=False, overlap=True)
+        lengths = NoDrafts(WIDTH)
+        drafter = Drafter(StandInContext, {EOS}, StandInRunner(), lengths, 64, True)
+        sources = Sources(lengths, drafter, TextSource(WIDTH - 1, shared=True))
+        worker._proposer = Proposer(sources, WIDTH, fixed_width=False, overlap=True)
         worker._known_lengths = KnownLengths.of(pool)
         worker._target_worker = SimpleNamespace(forward_batch_generation=self._forward)
         return worker
