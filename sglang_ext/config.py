@@ -22,6 +22,8 @@ TEST_PREFIX = PREFIX + "TEST_"
 
 
 ONE_STEP = ("on", "off", "always")
+MODEL, TEXT = SOURCES = ("draft", "text")
+"""Sources of drafts: the draft model, and what is looked up in the text."""
 
 
 class SettingsError(ValueError):
@@ -91,6 +93,14 @@ class Settings:
         "auto", str, "auto|fixed", "draft lengths of --speculative-algorithm UAG: auto = from acceptance and measured "
         "times, down to no draft; fixed = always as long as --speculative-num-draft-tokens allows (default: auto)"
     )
+    uag_sources: str = _setting(
+        ",".join(SOURCES), str, "S,S", "where drafts of --speculative-algorithm UAG come from: draft = the draft "
+        "model, text = what stood behind the same tokens before; text alone needs no draft model (default: draft,text)"
+    )
+    uag_text: str = _setting(
+        "all", str, "all|own", "texts that --uag-sources text looks at: all = a request's own prompt and response, and "
+        "the responses of requests before it, as sglang's NGRAM does; own = nothing of other requests (default: all)"
+    )
     uag_map: str = _setting(
         "", str, "FILE", "special tokens of target and draft that mean the same, for --speculative-algorithm UAG: a "
         'JSON object, target token to draft token, or to "" for none (default: by name and role)'
@@ -117,7 +127,17 @@ class Settings:
             raise SettingsError(f"--think-one-step {self.think_one_step!r}: accepted: {', '.join(ONE_STEP)}")
         if self.uag_lengths not in ("auto", "fixed"):
             raise SettingsError(f"--uag-lengths {self.uag_lengths!r}: accepted: auto, fixed")
+        if not 0 < len(self.drafted_from) == len({*self.drafted_from} & {*SOURCES}):
+            raise SettingsError(f"--uag-sources {self.uag_sources!r}: accepted: {', '.join(SOURCES)}, or both with a "
+                                "comma between them")
+        if self.uag_text not in ("all", "own"):
+            raise SettingsError(f"--uag-text {self.uag_text!r}: accepted: all, own")
         self.efforts  # noqa: B018 - checks the rest
+
+    @property
+    def drafted_from(self) -> tuple[str, ...]:
+        """The sources of drafts."""
+        return tuple(self.uag_sources.split(","))
 
     @property
     def limits(self) -> Limits:

@@ -62,8 +62,11 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    if _FOLDER in config.stash and config.stash[_FOLDER].keep:
-        terminalreporter.write_line(f"Temporary files of this run: {config.stash[_FOLDER].path}")
+    if _FOLDER in config.stash:
+        folder = config.stash[_FOLDER]
+        terminalreporter.write_line(f"Servers started: {len(list(folder.path.glob('server-*.log')))}")
+        if folder.keep:
+            terminalreporter.write_line(f"Temporary files of this run: {folder.path}")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

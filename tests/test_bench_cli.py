@@ -54,7 +54,7 @@ def test_bad_flags_name_flag_value_and_range(argv: list[str], expected: list[str
 
 @pytest.mark.parametrize(("argv", "expected"), [
     (["overhead", "--budget", "64", "--new", "64"], ["--budget", "64", "1 to 63"]),
-    (["uag"], ["--draft", "none", "plain,ngram"]),
+    (["uag"], ["--draft", "none", "plain,ngram,uag-text"]),
     (["uag", "--draft", "/no/such"], ["--draft", "/no/such", "config.json"]),
     (["double-query", "--url", "http://127.0.0.1:9"], ["--tokenizer", "--url"]),
 ])

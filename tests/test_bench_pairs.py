@@ -31,7 +31,8 @@ def batch(way: str, size: int, seconds: float, **more: Any) -> list[dict[str, An
 
 
 def pair_rows() -> list[dict[str, Any]]:
-    told = {"draft_forwards": 20, "translation_us": 300.5, "rejections": {"pending": 2, "special": 0}, "paused": True}
+    told = {"draft_forwards": 20, "translation_us": 300.5, "rejections": {"pending": 2, "special": 0}, "paused": True,
+            "proposed_by": {"draft": 6, "text": 4}, "accepted_by": {"draft": 1, "text": 3}}
     spec = {"spec_verify_ct": 4, "spec_num_proposed_drafts": 10, "spec_num_correct_drafts": 4,
             "spec_correct_drafts_histogram": [1, 1, 0, 2]}
     return [*batch("plain", 1, 2.0), *batch("plain", 4, 4.0), *batch("ngram", 1, 1.0, **spec),
@@ -73,7 +74,9 @@ def test_figures_of_pairs() -> None:
     assert found["plain"]["round"] == {}
     assert found["ngram"]["round"] == {"milliseconds": 250.0}
     assert found["uag small"]["round"] == {"milliseconds": 125.0, "draft_forwards": 5, "translation_us": 75.125,
-                                           "rejections.pending": 0.5, "rejections.special": 0}
+                                           "rejections.pending": 0.5, "rejections.special": 0,
+                                           "proposed_by.draft": 1.5, "proposed_by.text": 1.0,
+                                           "accepted_by.draft": 0.25, "accepted_by.text": 0.75}
     assert found["transformers assisted small"]["accept_length_by_kind"] == {"chat": 2, "numbers": 2}
 
 
@@ -98,6 +101,8 @@ def test_speed_is_compared_within_an_engine() -> None:
     assert over["uag small"] == {1: uag_speed / hf_speed}
     assert [plot.name for plot in made.plots] == ["speed", "speed-up", "positions", "kinds", "speed-up-by-kind",
                                                      "causes"]
+    sources = next(table for table in made.tables if "by source" in table.title)
+    assert sources.rows == [["uag small, draft", "1 of 6", "1 of 6"], ["uag small, text", "3 of 4", "3 of 4"]]
     rounds = next(table for table in made.tables if "round" in table.title)
     assert ["translation_us", None, 75.125, None] in rounds.rows
     for plot in made.plots:
@@ -106,9 +111,12 @@ def test_speed_is_compared_within_an_engine() -> None:
 
 def test_each_pair_has_a_server(args: argparse.Namespace) -> None:
     flags = uag.plan(args)
-    assert list(flags) == ["plain", "ngram", "uag small", "uag large", "uag-fixed small", "uag-fixed large"]
-    assert flags["uag large"] == ["--speculative-algorithm", "UAG", "--speculative-draft-model-path", "b/large",
-                                  "--speculative-num-draft-tokens", "8", "--uag-lengths", "auto"]
+    assert list(flags) == ["plain", "ngram", "uag-text", "uag small", "uag large", "uag-draft small", "uag-draft large",
+                           "uag-fixed small", "uag-fixed large"]
+    assert flags["uag-draft large"] == ["--speculative-algorithm", "UAG", "--speculative-draft-model-path", "b/large",
+                                        "--speculative-num-draft-tokens", "8", "--uag-sources", "draft"]
+    assert flags["uag-text"] == ["--speculative-algorithm", "UAG", "--uag-sources", "text",
+                                 "--speculative-num-draft-tokens", "8"]
 
 
 def test_no_prompt_comes_twice(args: argparse.Namespace) -> None:

@@ -18,7 +18,8 @@ from sglang_ext.uag.metrics import UagMetrics
 
 WIDTH = 8
 CAUSES = {"verification": 3, "special": 2}
-UAG = {"proposed": 9, "forced": 2, "accepted": 8, "draft_forwards": 12, "translation_us": 345, "rejections": CAUSES}
+UAG = {"proposed": 9, "forced": 2, "accepted": 8, "draft_forwards": 12, "translation_us": 345, "rejections": CAUSES,
+       "proposed_by": {"draft": 6, "text": 3}, "accepted_by": {"draft": 5, "text": 1}}
 
 
 def counters(registry: CollectorRegistry) -> UagMetrics:
@@ -26,7 +27,8 @@ def counters(registry: CollectorRegistry) -> UagMetrics:
 
 
 def counted(registry: CollectorRegistry) -> dict[str, float]:
-    return {sample.name.removeprefix("sglang_ext:uag_") + sample.labels.get("cause", ""): sample.value
+    return {sample.name.removeprefix("sglang_ext:uag_") + sample.labels.get("cause", "")
+            + sample.labels.get("source", ""): sample.value
             for family in registry.collect() for sample in family.samples if not sample.name.endswith("_created")}
 
 
@@ -37,7 +39,9 @@ def test_a_request_is_counted() -> None:
     metrics.observe({"model_name": "m"}, UAG)
     assert counted(registry) == {
         "proposed_tokens_total": 18, "forced_tokens_total": 4, "accepted_tokens_total": 16, "draft_forwards_total": 24,
-        "translation_microseconds_total": 690, "rejections_totalverification": 6, "rejections_totalspecial": 4}
+        "translation_microseconds_total": 690, "rejections_totalverification": 6, "rejections_totalspecial": 4,
+        "source_proposed_tokens_totaldraft": 12, "source_proposed_tokens_totaltext": 6,
+        "source_accepted_tokens_totaldraft": 10, "source_accepted_tokens_totaltext": 2}
 
 
 @pytest.mark.parametrize("field", ["forced", "translation_us", "rejections"])

@@ -75,7 +75,7 @@ def drafted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     """Drafts by the target itself; and by a model that two ranks could not divide, of lengths that the clock tells,
     while decoding runs ahead of the host and requests are taken off their slots."""
     if request.param == "itself":
-        draft, flags, variables = reasoner(), ("--uag-lengths", "fixed"), {}
+        draft, flags, variables = reasoner(), ("--uag-lengths", "fixed", "--uag-sources", "draft"), {}
     else:
         draft = build_random_model(tmp_path_factory.mktemp("draft"), hidden=48)
         flags, variables = (), OVERLAPPED

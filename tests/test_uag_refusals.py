@@ -53,6 +53,10 @@ CASES = {
                      ["--speculative-num-draft-tokens 1", "2 to 64"]),
     "width of many": ([DRAFT, "{draft}", "--speculative-num-draft-tokens", "65"],
                       ["--speculative-num-draft-tokens 65", "2 to 64"]),
+    "sources": ([DRAFT, "{draft}", "--uag-sources", "draft,x"], ["--uag-sources", "'draft,x'", "draft, text"]),
+    "a draft without a use": ([DRAFT, "{draft}", "--uag-sources", "text"], ["--uag-sources text", DRAFT, "{draft}"]),
+    "a map without a use": (["--uag-sources", "text", "--uag-map", "{list}"], ["--uag-map", "{list}", "text"]),
+    "texts": (["--uag-sources", "text", "--uag-text", "x"], ["--uag-text", "'x'", "all, own"]),
     "lengths": ([DRAFT, "{draft}", "--uag-lengths", "x"], ["--uag-lengths", "'x'", "auto, fixed"]),
     "prefill alone": ([DRAFT, "{draft}", "--disaggregation-mode", "prefill"], ["disaggregation"]),
     "a threshold": ([DRAFT, "{draft}", "--speculative-accept-threshold-single", "0.5"],
@@ -124,7 +128,8 @@ def test_from_the_shell(files: dict[str, str]) -> None:
     done = servers.run("launch.py", "--model-path", files["target"], "--speculative-algorithm", "UAG")
     assert done.returncode == 2
     assert done.stderr.splitlines()[-2:] == [
-        "launch.py: --speculative-algorithm UAG needs --speculative-draft-model-path", HINT]
+        "launch.py: --speculative-algorithm UAG needs --speculative-draft-model-path; accepted without one: "
+        "--uag-sources text", HINT]
 
 
 @pytest.mark.parametrize("asked", [False, True])

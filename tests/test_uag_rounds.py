@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 from draft_standin import EOS, HALF, StandInContext, StandInRunner, written_after
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_ext.uag.draft_state import NO_TOKENS, Counts, DraftState
+from sglang_ext.uag.draft_state import Counts, DraftState, DraftTokens
 from sglang_ext.uag.drafter import CATCHING_UP, CONTEXT, FAILED, MAX_FAILURES, POOL, Drafter
-from sglang_ext.uag.lengths import FixedLengths, LengthControl, RequestStats
+from sglang_ext.uag.fixed_lengths import FixedLengths
+from sglang_ext.uag.lengths import LengthControl
+from sglang_ext.uag.speed_up import RequestStats
 from sglang_ext.uag.step_times import Kind
 from sglang_ext.uag.text.proposal import SPECIAL, Proposal
 
@@ -23,17 +25,12 @@ WAYS = pytest.mark.parametrize("watched", [True, False])
 
 
 class AllSteps(FixedLengths):
-    """What is asked and observed is kept."""
+    """What is told is kept."""
 
     def __init__(self) -> None:
         super().__init__(WIDTH)
-        self.observed: list[tuple[int, int, int | None]] = []
         self.unable_count = 0
         self.reads: list[int] = []
-
-    def observe(self, request: RequestStats, proposed: int, accepted: int, confidence: Sequence[float] = (),
-                asked: int | None = None) -> None:
-        self.observed.append((proposed, accepted, asked))
 
     def unable(self, request: RequestStats) -> None:
         self.unable_count += 1
@@ -47,13 +44,15 @@ def drafter(runner: StandInRunner, watched: bool, reading: Any = StandInContext,
     return Drafter(reading, {EOS}, runner, AllSteps(), chunk, watched)
 
 
+def written(d: Drafter, states: Sequence[DraftState], most: Sequence[int], batch: int) -> list[DraftTokens]:
+    offers = [d.offer(state, state.num_confirmed) for state in states]
+    planned = [0 if stats is None else d.lengths.plan([stats], batch)[0] for stats in offers]
+    return d.draft(states, list(map(min, planned, most)), batch)
+
+
 def drafted(d: Drafter, states: Sequence[DraftState], most: Sequence[int], batch: int) -> list[tuple[int, ...]]:
-    """The draft tokens of a step, all of them submitted."""
-    planned = d.plan(states, [state.num_confirmed for state in states], batch)
-    tokens = d.draft(states, list(map(min, planned, most)), batch)
-    for state, written in zip(states, tokens, strict=True):
-        state.submitted = written
-    return [written.ids for written in tokens]
+    """The draft tokens of a step."""
+    return [tokens.ids for tokens in written(d, states, most, batch)]
 
 
 def confirmed(d: Drafter, rid: str, ids: Sequence[int]) -> DraftState:
@@ -89,7 +88,6 @@ def test_a_draft_is_what_a_draft_without_a_cache_writes(watched: bool, seed: int
                    chance.choice([HALF, chance.randrange(1, HALF), *want[len(chain) :]])]
             texts[rid] += new
             d.state(rid).confirm(new)
-            d.observe(d.state(rid), len(new) - 1)
     d.close(list(texts))
     assert len(runner.free) == 64
     assert runner.left == 10**6
@@ -176,13 +174,13 @@ def test_no_numbers_from_the_draft(watched: bool) -> None:
     d = Drafter(StandInContext, {EOS}, runner, LengthControl(WIDTH), 64, watched)
     x = confirmed(d, "x", [1, 2])
     for _ in range(50):
-        chain = drafted(d, [x], [4], 1)[0]
-        assert all(chance == 0 for chance in x.submitted.confidence)
+        chain = written(d, [x], [4], 1)[0]
+        assert all(chance == 0 for chance in chain.confidence)
         x.confirm([3])
-        d.observe(x, 0)
+        d.lengths.observe(x.stats, len(chain.ids), 0, chain.confidence, asked=chain.requested)
         d.lengths.timed("plain", 1, 1, 0.02)
-    assert not math.isnan(x.stats.acceptance.rate(0.5))
-    assert len(chain) <= 4
+    assert x.stats.belief is None or not np.isnan(x.stats.belief).any()
+    assert len(chain.ids) <= 4
 
 
 @WAYS
@@ -194,7 +192,6 @@ def test_a_failing_draft_costs_drafts(watched: bool) -> None:
     runner.fault = RuntimeError("out of memory")
     assert drafted(d, [x], [2], 1) == [()]
     assert x.counts.skip_reasons == {FAILED: 1}
-    assert x.submitted == NO_TOKENS
     assert runner.left == 10**6
     runner.fault = None
     assert drafted(d, [x], [2], 1) == [tuple(written_after([1, 2], 2))], "its cache is read again"
@@ -222,22 +219,18 @@ def test_what_comes_to_less_than_asked_is_told(watched: bool, kept: int, monkeyp
     monkeypatch.setattr(Ending, "kept", kept)
     d = drafter(StandInRunner(), watched, Ending)
     x = confirmed(d, "x", [1, 2])
-    chain = drafted(d, [x], [4], 1)[0]
-    assert len(chain) == kept
-    d.observe(x, kept)
-    d.observe(x, 0)
-    assert d.lengths.observed == [(kept, kept, kept + 1)], "once"
+    chain = written(d, [x], [4], 1)[0]
+    assert (len(chain.ids), chain.requested) == (kept, kept + 1)
 
 
 @WAYS
 def test_what_a_budget_takes_away_is_no_fault_of_the_draft(watched: bool) -> None:
     d = drafter(StandInRunner(), watched)
     x = confirmed(d, "x", [1, 2])
-    proposed = len(drafted(d, [x], [4], 1)[0])
-    x.submitted = x.submitted.cut(0)
-    d.observe(x, 0)
-    assert proposed
-    assert d.lengths.observed == []
+    proposed = written(d, [x], [4], 1)[0]
+    assert proposed.requested == len(proposed.ids) > 1
+    assert proposed.cut(0).requested == 0
+    assert proposed.cut(1).requested == 1
 
 
 @WAYS

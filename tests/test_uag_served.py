@@ -1,7 +1,7 @@
 """UAG through the real server: whatever is drafted, responses are those of the same server without speculation.
 
 The target is a real model in float32. Of a random draft hardly a token is right, so every round goes back; the shipped
-draft is right often, so rounds accept many at once.
+draft and what is looked up in the text are right often, so rounds accept many at once.
 """
 
 from __future__ import annotations
@@ -111,23 +111,25 @@ class Setting:
     Attributes:
         flags, environment: of the server.
         width: 1 + the tokens of a draft.
-        shipped: whether the draft is the shipped one.
+        draft: which draft model; None: none.
     """
 
     flags: tuple[str, ...]
     environment: dict[str, str] = field(default_factory=dict)
     width: int = 4
-    shipped: bool = False
+    draft: str | None = "random"
 
 
 FIXED = ("--uag-lengths", "fixed")
 SETTINGS = {
-    "fixed": Setting(FIXED),
+    "fixed": Setting((*FIXED, "--uag-sources", "draft")),
+    "text": Setting((*FIXED, "--uag-sources", "text"), width=6, draft=None),
     # decoding runs ahead of the host, prompts come in chunks, and requests are taken off their slots
     "overlap": Setting(("--chunked-prefill-size", "64"), {
-        "SGLANG_EXT_UAG_OVERLAP": "1", "SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "7"}, shipped=True),
+        "SGLANG_EXT_UAG_OVERLAP": "1", "SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "7"},
+        draft="shipped"),
     "auto": Setting(()),
-    "shipped": Setting(FIXED, width=8, shipped=True),
+    "shipped": Setting(FIXED, width=8, draft="shipped"),
 }
 
 
@@ -145,9 +147,10 @@ class Served:
 def served(request: pytest.FixtureRequest, plain: Answers, tmp_path_factory: pytest.TempPathFactory,
            ) -> Iterator[Served]:
     setting = SETTINGS[request.param]
-    draft = SHIPPED if setting.shipped else build_random_model(tmp_path_factory.mktemp("draft"))
-    server = servers.launch("--dtype", "float32", "--speculative-algorithm", "UAG", "--speculative-draft-model-path",
-                            str(draft), "--speculative-num-draft-tokens", str(setting.width),
+    draft = [] if setting.draft is None else ["--speculative-draft-model-path", str(
+        SHIPPED if setting.draft == "shipped" else build_random_model(tmp_path_factory.mktemp("draft")))]
+    server = servers.launch("--dtype", "float32", "--speculative-algorithm", "UAG", *draft,
+                            "--speculative-num-draft-tokens", str(setting.width),
                             "--max-running-requests", "16", "--enable-metrics", "--enable-custom-logit-processor",
                             *setting.flags, **setting.environment)
     try:
@@ -165,9 +168,10 @@ def test_texts_are_answered_as_without_speculation(served: Served, plain: Answer
     found = served.answers.texts
     if served.name == "fixed":
         assert sum(result["meta_info"]["uag"]["proposed"] for result in found) > 14 * len(found)
-    if served.name == "shipped":
+    if served.name in ("shipped", "text"):
         accepted = sum(result["meta_info"]["uag"]["accepted"] for result in found)
-        assert accepted > 0.1 * sum(len(result["output_ids"]) for result in found)
+        share = {"shipped": 0.1, "text": 0.02}[served.name]
+        assert accepted > share * sum(len(result["output_ids"]) for result in found)
 
 
 def test_answers_do_not_depend_on_the_batch(served: Served, plain: Answers) -> None:
@@ -214,7 +218,7 @@ def test_logprobs(served: Served, plain: Answers, name: str) -> None:
 @pytest.mark.parametrize("name", ["frequency penalty", "presence penalty", "repetition penalty", "minimum",
                                   "custom processor"])
 def test_what_depends_on_the_whole_output_is_not_drafted_for(served: Served, name: str) -> None:
-    if served.name != "fixed":
+    if served.name not in ("fixed", "text"):
         pytest.skip("drafts are certain with fixed lengths alone")
     uag = served.answers.special[name]["meta_info"].get("uag")
     assert uag is None or (uag["proposed"], uag["draft_forwards"]) == (0, 0)
@@ -252,19 +256,25 @@ def test_counts(served: Served) -> None:
         assert sum(histogram) == meta["spec_verify_ct"]
         assert sum(i * n for i, n in enumerate(histogram)) == meta["spec_num_correct_drafts"]
         assert uag["rejections"]["verification"] == uag["proposed"] - uag["accepted"]
+        assert sum(uag["proposed_by"].values()) == uag["proposed"]
+        for source, other in (("text", "fixed"), ("draft", "text")):
+            assert uag["accepted_by"][source] <= uag["proposed_by"][source]
+            assert served.name != other or uag["proposed_by"][source] == 0
         if served.name != "overlap":  # a retracted request writes some tokens twice, and rounds in flight are dropped
+            assert sum(uag["accepted_by"].values()) == uag["accepted"]
             assert uag["rounds"] <= meta["spec_verify_ct"]
             assert meta["completion_tokens"] == 1 + meta["spec_verify_ct"] + meta["spec_num_correct_drafts"]
 
 
 def scraped(server: servers.Server) -> dict[str, float]:
     text = requests.get(server.url + "/metrics", timeout=60).text
-    return {s.name + s.labels.get("cause", ""): s.value for family in text_string_to_metric_families(text)
-            for s in family.samples if s.name.startswith("sglang_ext:uag_") and not s.name.endswith("_created")}
+    samples = (s for family in text_string_to_metric_families(text) for s in family.samples)
+    return {s.name + s.labels.get("cause", "") + s.labels.get("source", ""): s.value for s in samples
+            if s.name.startswith("sglang_ext:uag_") and not s.name.endswith("_created")}
 
 
 def test_metrics(served: Served) -> None:
-    if served.name != "fixed":
+    if served.name != "shipped":
         pytest.skip("they do not depend on the setting")
     before = scraped(served.server)
     found = [r["meta_info"]["uag"] for r in served.server.generate_all([body(STORY), body(LIST)])]
@@ -274,5 +284,8 @@ def test_metrics(served: Served) -> None:
     for key, name in names.items():
         name = f"sglang_ext:uag_{name}_total"
         assert after[name] - before.get(name, 0) == sum(uag[key] for uag in found), name
+    for source, kind in ((source, kind) for source in ("draft", "text") for kind in ("proposed", "accepted")):
+        name = f"sglang_ext:uag_source_{kind}_tokens_total{source}"
+        assert after[name] - before.get(name, 0) == sum(uag[f"{kind}_by"][source] for uag in found), name
     name = "sglang_ext:uag_rejections_totalverification"
     assert after[name] - before.get(name, 0) == sum(uag["rejections"]["verification"] for uag in found)

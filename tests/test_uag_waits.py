@@ -16,14 +16,16 @@ from hypothesis import strategies as st
 from sglang.srt.managers.overlap_utils import FutureMap
 
 from sglang_ext.uag.drafter import Drafter
-from sglang_ext.uag.lengths import FixedLengths
+from sglang_ext.uag.fixed_lengths import FixedLengths
 from sglang_ext.uag.proposer import Proposer
 from sglang_ext.uag.relay import KnownLengths, UagFutureMap
+from sglang_ext.uag.sources import Sources
+from sglang_ext.uag.speed_up import Planned
 
 WIDTH = 5
 
 
-class Planned(FixedLengths):
+class AsTold(FixedLengths):
     """Drafts what the test says; keeps what it is told of outcomes and times."""
 
     def __init__(self) -> None:
@@ -32,8 +34,8 @@ class Planned(FixedLengths):
         self.judged: list[tuple[int, int]] = []
         self.times: list[str] = []
 
-    def plan(self, requests: Sequence[Any], batch: int | None = None) -> list[int]:
-        return [self.next] * len(requests)
+    def plan_sources(self, requests: Sequence[Sequence[Any]], batch: int | None = None) -> list[Planned]:
+        return [Planned(0, self.next)] * len(requests)
 
     def observe(self, request: Any, proposed: int, accepted: int, confidence: Sequence[float] = (),
                 asked: int | None = None) -> None:
@@ -101,9 +103,9 @@ class Engine:
         self.in_flight = self.relay.rows = outcome
 
 
-def proposer(lengths: Planned) -> tuple[Proposer, Drafter]:
+def proposer(lengths: AsTold) -> tuple[Proposer, Drafter]:
     drafter = Drafter(StandInContext, {EOS}, StandInRunner(), lengths, 64, True)
-    return Proposer(drafter, WIDTH, fixed_width=False, overlap=True), drafter
+    return Proposer(Sources(lengths, drafter, None), WIDTH, fixed_width=False, overlap=True), drafter
 
 
 @settings(max_examples=60, deadline=None)
@@ -112,7 +114,7 @@ def test_a_step_without_drafts_waits_for_nothing_and_forgets_nothing(seed: int, 
     """What the draft reads is the text, and outcomes are counted, however late they are looked at."""
     chance = random.Random(seed)
     engine = Engine([[chance.randrange(1, HALF - 1) for _ in range(300)] for _ in range(2)], 3)
-    lengths = Planned()
+    lengths = AsTold()
     asked, drafter = proposer(lengths)
     drafted, judged = False, 0
     for length in plan:
@@ -135,7 +137,7 @@ def test_a_step_without_drafts_waits_for_nothing_and_forgets_nothing(seed: int, 
 
 def test_a_plain_step_is_timed_where_the_time_is_its_own() -> None:
     """Between two launches that did not wait; not where one of them did."""
-    engine, lengths = Engine([[1 + k % 40 for k in range(99)]], 3), Planned()
+    engine, lengths = Engine([[1 + k % 40 for k in range(99)]], 3), AsTold()
     asked, _ = proposer(lengths)
     found = []
     for length in (0, 0, 0, 4, 0, 0, 0):
@@ -148,7 +150,7 @@ def test_a_plain_step_is_timed_where_the_time_is_its_own() -> None:
 
 
 def test_a_forced_sequence_that_may_begin_is_waited_for() -> None:
-    engine, lengths = Engine([[1 + k % 40 for k in range(99)]], 3), Planned()
+    engine, lengths = Engine([[1 + k % 40 for k in range(99)]], 3), AsTold()
     asked, _ = proposer(lengths)
     left = 3
 

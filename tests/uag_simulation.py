@@ -9,7 +9,8 @@ from itertools import accumulate
 from math import ceil, exp, prod
 from operator import mul
 
-from sglang_ext.uag.lengths import LengthControl, RequestStats
+from sglang_ext.uag.lengths import LengthControl
+from sglang_ext.uag.speed_up import RequestStats
 from sglang_ext.uag.step_times import Kind
 
 LOW, HIGH = 0.2, 0.95
@@ -140,7 +141,7 @@ class Server:
         self.done += self.written[k]
         self.requests[k], self.number[k], self.written[k] = RequestStats(), self.number[k] + len(self.number), 0
         self.behind[k] = float(prompt)
-        if not prompt or self.control.off:
+        if not prompt or not self.control.worth_reading(prompt):
             return 0.0
         self.behind[k] = 0.0
         return self.timed("draft_extend", 1, prompt, self.machine.draft_extend(1, prompt))

@@ -8,7 +8,6 @@ import shutil
 import tempfile
 from pathlib import Path
 
-VARIABLE = "SGLANG_EXT_TEST_FOLDER"
 INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"
 
 
@@ -23,7 +22,7 @@ class WorkFolder:
         self.keep = False
         os.environ.setdefault(INDUCTOR, str(Path(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")))
         self.path = Path(tempfile.mkdtemp(prefix="sglang-ext-"))
-        os.environ["TMPDIR"] = os.environ[VARIABLE] = str(self.path)
+        os.environ["TMPDIR"] = str(self.path)
         tempfile.tempdir = None
 
     def end(self) -> None:
@@ -32,9 +31,9 @@ class WorkFolder:
 
 
 def note(fact: str) -> None:
-    """Tell all workers of this run a fact."""
-    Path(os.environ[VARIABLE], fact).touch()
+    """Tell all processes of this run a fact."""
+    Path(tempfile.gettempdir(), fact).touch()
 
 
 def noted(fact: str) -> bool:
-    return Path(os.environ[VARIABLE], fact).exists()
+    return Path(tempfile.gettempdir(), fact).exists()

@@ -1,4 +1,5 @@
-"""`uag`: drafts of another tokenizer against no speculation, NGRAM, and transformers' assisted generation."""
+"""`uag`: drafts of another tokenizer and of the text against no speculation, NGRAM, and transformers' assisted
+generation."""
 
 from __future__ import annotations
 
@@ -23,8 +24,10 @@ __all__ = ["FULL", "HELP", "QUICK", "add_flags", "check", "measure", "page"]
 HELP = "draft pairs against no speculation, NGRAM and transformers' assisted generation"
 QUICK = {"batches": [1, 4], "repeats": 1, "new": 48}
 FULL = {"batches": [1, 4, 8, 16], "repeats": 2, "new": 128}
-NGRAM, FIXED = "ngram", "uag-fixed"
-WAYS = (PLAIN, NGRAM, UAG, FIXED, HF)
+NGRAM, FIXED, MODEL_ALONE, TEXT_ALONE = "ngram", "uag-fixed", "uag-draft", "uag-text"
+PAIRED = {UAG: [], MODEL_ALONE: ["--uag-sources", "draft"], FIXED: ["--uag-lengths", "fixed"]}
+"""Ways with a draft model, and their flags."""
+WAYS = (PLAIN, NGRAM, UAG, MODEL_ALONE, TEXT_ALONE, FIXED, HF)
 COUNTING = "counting"
 """Kind of prompt: a list of numbers that goes on, as plain text. What small drafts foresee best."""
 DRAWS = 50
@@ -42,7 +45,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--draft", action="append", default=[], metavar="D",
                         help="folder of a draft model; may be given more than once, each is a pair with the model")
     parser.add_argument("--ways", type=choices(*WAYS), metavar="W,W,...", default=list(WAYS),
-                        help=f"what is measured; {FIXED} drafts as much as it may, always (default: {','.join(WAYS)})")
+                        help=f"what is measured; {UAG} drafts from the model and from the text, {MODEL_ALONE} and "
+                             f"{TEXT_ALONE} from one of them, {FIXED} as much as it may, always (default: "
+                             f"{','.join(WAYS)})")
     parser.add_argument("--draft-tokens", type=whole(2), default=8, metavar="K",
                         help="positions of a verification (default: %(default)s)")
     parser.add_argument("--batches", type=wholes(1), metavar="N,N,...", help="requests at a time (default: 1 to 16)")
@@ -55,9 +60,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def check(args: argparse.Namespace) -> None:
     """Raise BenchError for values that are not accepted together."""
-    if {UAG, FIXED, HF} & set(args.ways) and not args.draft and not args.url:
+    if {*PAIRED, HF} & set(args.ways) and not args.draft and not args.url:
         raise BenchError(f"--draft: none is given; accepted with --ways {','.join(args.ways)}: the folder of a draft "
-                         f"model. Without one: --ways {PLAIN},{NGRAM}")
+                         f"model. Without one: --ways {PLAIN},{NGRAM},{TEXT_ALONE}")
     for draft in args.draft:
         if not (Path(draft) / "config.json").is_file():
             raise BenchError(f"--draft: {draft!r} has no config.json; accepted: the folder of a model")
@@ -91,10 +96,12 @@ def plan(args: argparse.Namespace) -> dict[str, list[str]]:
     out: dict[str, list[str]] = {PLAIN: []} if PLAIN in args.ways else {}
     if NGRAM in args.ways:
         out[NGRAM] = ["--speculative-algorithm", "NGRAM", *width]
-    for way, lengths in ((UAG, "auto"), (FIXED, "fixed")):
+    if TEXT_ALONE in args.ways:
+        out[TEXT_ALONE] = ["--speculative-algorithm", "UAG", "--uag-sources", "text", *width]
+    for way, flags in PAIRED.items():
         if way in args.ways:
             out |= {_pair(way, draft): ["--speculative-algorithm", "UAG", "--speculative-draft-model-path", draft,
-                                        *width, "--uag-lengths", lengths] for draft in args.draft}
+                                        *width, *flags] for draft in args.draft}
     return out
 
 

@@ -69,6 +69,8 @@ def numbers(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                                       for kind in dict.fromkeys(r["kind"] for r in responses)} if rounds else {},
             "tokens_per_second_by_kind": _by_kind(_smallest(mine), _speed),
             "acceptance_by_kind": _by_kind(mine, _acceptance),
+            "proposed_by_source": _by_kind(mine, lambda its: _of_sources(its, "proposed_by")),
+            "accepted_by_source": _by_kind(mine, lambda its: _of_sources(its, "accepted_by")),
             "by_position": by_position(histogram), "as_plain": mean(map(float, compared)),
             "round": _round(_smallest(mine))}
     return out
@@ -90,6 +92,12 @@ def _acceptance(rows: Sequence[Mapping[str, Any]]) -> float | None:
     responses = [r for row in rows for r in row["responses"] if r.get("spec_num_proposed_drafts")]
     proposed = sum(r["spec_num_proposed_drafts"] for r in responses)
     return sum(r["spec_num_correct_drafts"] for r in responses) / proposed if proposed else None
+
+
+def _of_sources(rows: Sequence[Mapping[str, Any]], key: str) -> dict[str, int]:
+    """Tokens by the source of the draft, where the server tells."""
+    found = [r[REPORT].get(key) or {} for row in rows for r in row["responses"] if r.get(REPORT)]
+    return {source: sum(its.get(source, 0) for its in found) for source in dict.fromkeys(s for f in found for s in f)}
 
 
 def _round(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -232,6 +240,13 @@ def _tables(found: dict[str, Any], sizes: list[int]) -> list[Table]:
     if drafting:
         out.append(Table("Accepted of the tokens that were drafted, at all batch sizes", ["way", *kinds],
                          [[way, *(_percent(of.get(k)) for k in kinds)] for way, of in drafting.items()]))
+    sources = [[f"{way}, {source}", *(_share(v["accepted_by_source"][k], v["proposed_by_source"][k], source)
+                                      for k in kinds)]
+               for way, v in found.items() if any(v["proposed_by_source"].values())
+               for source in next(iter(v["proposed_by_source"].values()))]
+    if sources:
+        out.append(Table("Accepted of the tokens that were drafted, by source, at all batch sizes", ["way", *kinds],
+                         sources))
     over = {way: v["over_assisted"] for way, v in found.items() if v["over_assisted"]}
     if over:
         out.append(Table("Tokens a second, in times transformers' assisted generation with the same draft",
@@ -247,6 +262,11 @@ def _tables(found: dict[str, Any], sizes: list[int]) -> list[Table]:
                          "as a share of the target's. The rest is what the server tells of its drafts, by request "
                          "(meta_info.uag)."))
     return out
+
+
+def _share(accepted: Mapping[str, int], proposed: Mapping[str, int], source: str) -> str | None:
+    """Such as `5 of 8`."""
+    return f"{accepted[source]} of {proposed[source]}" if source in proposed else None
 
 
 def _percent(share: float | None) -> str | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..cli import value_of
-from ..config import Settings
+from ..config import MODEL, TEXT, Settings
 from .text.translator import read_override, refusal
 
 logger = logging.getLogger(__name__)
@@ -97,7 +97,13 @@ def refuse_unsupported(server_args: Any) -> None:
     problem = _problem(server_args)
     if problem:
         raise ValueError(f"--speculative-algorithm {NAME} {problem}")
-    path = Settings.from_environment().uag_map
+    settings = Settings.from_environment()
+    path = settings.uag_map
+    if MODEL not in settings.drafted_from:
+        if path:
+            raise ValueError(f"--uag-map {path}: --uag-sources {settings.uag_sources} has no draft model whose tokens "
+                             "could be mapped; accepted: one of the two")
+        return
     override, trust = read_override(path), server_args.trust_remote_code
     draft = load_tokenizer("--speculative-draft-model-path", server_args.speculative_draft_model_path,
                            server_args.speculative_draft_model_revision, trust)
@@ -111,9 +117,13 @@ def refuse_unsupported(server_args: Any) -> None:
 def _problem(server_args: Any) -> str | None:
     """What the flags ask for that UAG is not served with."""
     thresholds = (server_args.speculative_accept_threshold_single, server_args.speculative_accept_threshold_acc)
+    sources, path = Settings.from_environment(), server_args.speculative_draft_model_path
+    model = MODEL in sources.drafted_from
     refused = {
-        "needs --speculative-draft-model-path": not server_args.speculative_draft_model_path,
-        "translates between tokenizers: --skip-tokenizer-init": server_args.skip_tokenizer_init,
+        f"needs --speculative-draft-model-path; accepted without one: --uag-sources {TEXT}": model and not path,
+        f"with --uag-sources {sources.uag_sources} has no use for --speculative-draft-model-path {path}; accepted: one "
+        "of the two": bool(path) and not model,
+        "translates between tokenizers: --skip-tokenizer-init": model and server_args.skip_tokenizer_init,
         "is not served with pipeline parallelism (--pp-size)": server_args.pp_size > 1,
         "is not served with data parallel attention (--attn-dp-size), where ranks have batches of their own":
             server_args.enable_dp_attention or server_args.attn_dp_size > 1,

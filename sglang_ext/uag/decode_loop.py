@@ -17,7 +17,8 @@ from .draft import to_device
 from .draft_pool import DraftRow
 from .draft_runner import DraftRunner
 from .draft_state import DraftState
-from .lengths import FixedLengths, LengthControl
+from .fixed_lengths import FixedLengths
+from .lengths import LengthControl
 from .step_times import Kind
 
 

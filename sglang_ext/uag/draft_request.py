@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from .draft_state import DraftState
+from .sources import RequestState
 
 
 @dataclass
@@ -31,7 +31,7 @@ class DraftRequest:
     in_flight: int
     max_tokens: int
     max_forced: int
-    state: DraftState | None = None
+    state: RequestState | None = None
     lookahead: Any = None
     forced: Sequence[int] = ()
 

@@ -1,15 +1,16 @@
-"""One request's state of drafting: the text that its draft reads, its row in the draft's pool, and its counts."""
+"""One request between steps: the text that its draft reads, its row in the draft's pool, and its counts."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ..config import MODEL, SOURCES
 from .draft_pool import DraftRow
-from .lengths import RequestStats
+from .speed_up import RequestStats
 from .text.draft_context import DraftContext
 
 
@@ -17,7 +18,7 @@ from .text.draft_context import DraftContext
 class Counts:
     """What drafting did for one request. The client gets it as `meta_info["uag"]`."""
 
-    proposed: int = 0  # tokens of the target that the draft model proposed
+    proposed: int = 0  # tokens of the target that were drafted, by any source
     forced: int = 0  # tokens that a think budget forces, submitted as drafts
     rounds: int = 0  # steps with a draft
     draft_forwards: int = 0  # forwards of the draft that the request took part in
@@ -29,16 +30,31 @@ class Counts:
     round_seconds: float = 0.0  # of whole steps
     skip_reasons: Counter[str] = field(default_factory=Counter)  # steps without a draft or with a shorter one, by cause
     launched: int = 0  # steps of any kind
-    last: tuple[int, int] = (0, 0)  # tokens that the draft proposed and that a budget forces, in the last step
+    last: tuple[int, int] = (0, 0)  # tokens that were drafted and that a budget forces, in the last step
+    source: str = MODEL  # of the last step's draft
+    judged: bool = True  # whether the outcome of that draft was counted
+    proposed_by: Counter[str] = field(default_factory=Counter)  # `proposed`, by source
+    accepted_by: Counter[str] = field(default_factory=Counter)  # those that were accepted
 
-    def launch(self, proposed: int, forced: int) -> None:
-        """Count a step that is sent into verification."""
+    def launch(self, proposed: int, forced: int, source: str = MODEL) -> None:
+        """Count a step that is sent into verification.
+
+        Args:
+            source: of the tokens that are proposed.
+        """
         self.launched += 1
-        self.last = proposed, forced
+        self.last, self.source, self.judged = (proposed, forced), source, not proposed
         if proposed or forced:
             self.proposed += proposed
             self.forced += forced
             self.rounds += proposed > 0
+            self.proposed_by[source] += proposed
+
+    def judge(self, accepted: int) -> None:
+        """Count the outcome of the last step: so many of its draft tokens stand in the output."""
+        if not self.judged:
+            self.accepted_by[self.source] += min(accepted, self.last[0])
+            self.judged = True
 
     def result(self, accepted: int, verified: int) -> dict[str, Any]:
         """What the client is told.
@@ -48,10 +64,19 @@ class Counts:
             verified: steps whose outcome was used. Under overlap scheduling a request that ends has one more step in
                 flight, which is not counted.
         """
-        proposed, forced = self.last if self.launched > verified else (0, 0)
+        unused = self.launched > verified
+        proposed, forced = self.last if unused else (0, 0)
+        proposed_by, accepted_by = +self.proposed_by, +self.accepted_by
+        if unused:
+            proposed_by[self.source] -= proposed
+        elif not self.judged:  # what a budget forces is accepted
+            before = accepted_by.total() + self.forced - self.last[1]
+            accepted_by[self.source] += max(min(accepted - before, self.last[0]), 0)
         rounds, proposed, forced = self.rounds - (proposed > 0), self.proposed - proposed, self.forced - forced
         submitted = proposed + forced
         return {"proposed": proposed, "forced": forced, "accepted": accepted, "rounds": rounds,
+                "proposed_by": {source: proposed_by[source] for source in SOURCES},
+                "accepted_by": {source: accepted_by[source] for source in SOURCES},
                 "draft_forwards": self.draft_forwards, "draft_tokens": self.draft_tokens,
                 "translated_tokens": self.translated, "translation_us": round(self.translation_seconds * 1e6),
                 "draft_us": round(self.draft_seconds * 1e6), "target_us": round(self.target_seconds * 1e6),
@@ -61,21 +86,27 @@ class Counts:
 
 @dataclass(frozen=True)
 class DraftTokens:
-    """What the draft model proposes for one request in one step, in the target's tokens.
+    """What a source proposes for one request in one step, in the target's tokens.
 
     Attributes:
         ids: the draft tokens.
-        requested: tokens that the draft model was run for; one more than `ids` where it gave less. 0: it did not run.
-        confidence: probability that the draft gave to its text, up to each of `ids`.
+        requested: tokens that the source was to give; one more than `ids` where it gave less. 0: it was not asked.
+        confidence: probability that the draft model gave to its text, up to each of `ids`.
+        source: its name.
+        stats: of the request's drafts of this source.
     """
 
     ids: tuple[int, ...] = ()
     requested: int = 0
     confidence: tuple[float, ...] = ()
+    source: str = MODEL
+    stats: RequestStats | None = None
 
     def cut(self, length: int) -> DraftTokens:
         """The first `length` tokens of it. That the rest is not verified is not the draft's fault."""
-        return self if length >= len(self.ids) else DraftTokens(self.ids[:length], length, self.confidence[:length])
+        if length >= len(self.ids):
+            return self
+        return replace(self, ids=self.ids[:length], requested=length, confidence=self.confidence[:length])
 
 
 NO_TOKENS = DraftTokens()
@@ -83,14 +114,13 @@ NO_TOKENS = DraftTokens()
 
 @dataclass(eq=False)
 class DraftState:
-    """One request's state between steps.
+    """What the draft model knows of one request between steps.
 
     Attributes:
         context: the draft's view of the confirmed text.
         num_confirmed: tokens of the target that were confirmed.
         untranslated: those at their end that `context` lacks. Nothing is translated while nothing is drafted.
         row: its row in the draft's pool; None where it has none yet, or none was free.
-        submitted: what the draft proposed in the step whose outcome is not known yet.
     """
 
     context: DraftContext
@@ -99,7 +129,6 @@ class DraftState:
     num_confirmed: int = 0
     untranslated: list[int] = field(default_factory=list)
     row: DraftRow | None = None
-    submitted: DraftTokens = NO_TOKENS
 
     def confirm(self, ids: Sequence[int]) -> None:
         """Note what the target confirmed."""

@@ -1,4 +1,4 @@
-"""Drafts for a batch: how much is drafted, what the draft reads, what it writes, and what that means to the target."""
+"""Drafts of the draft model for a batch: what it reads, what it writes, and what that means to the target."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from ..config import MODEL
 from .decode_loop import DecodeLoop, DraftSequence, mean_length
 from .draft_runner import DraftRunner
 from .draft_state import NO_TOKENS, Counts, DraftState, DraftTokens
-from .lengths import FixedLengths, LengthControl
+from .fixed_lengths import FixedLengths
+from .lengths import LengthControl
+from .speed_up import RequestStats
 from .text.draft_context import DraftContext
 from .text.proposal import END
 
@@ -22,7 +25,7 @@ MAX_FAILURES = 8
 
 
 class Drafter:
-    """Drafts of all requests.
+    """Drafts of all requests by the draft model.
 
     Args:
         new_context: makes the draft's context of a new request.
@@ -46,11 +49,13 @@ class Drafter:
         self._failures = 0
         self.seconds = 0.0
 
-    def state(self, rid: str) -> DraftState:
-        """The request's, made when it is first seen."""
+    def state(self, rid: str, counts: Counts | None = None) -> DraftState:
+        """The request's, made when it is first seen; with these counts, if they are given."""
         if rid not in self._states:
             self._states[rid] = DraftState(self._new_context(), Counts())
-        return self._states[rid]
+        state = self._states[rid]
+        state.counts = counts or state.counts
+        return state
 
     def close(self, rids: Sequence[str]) -> None:
         """Forget requests that have left. Only between forwards."""
@@ -70,26 +75,26 @@ class Drafter:
         try:
             for state in states:
                 state.translate()
-            self._read([s for s in states if s.context.unavailable_reason is None and self._reserve(s)], self._chunk)
+            self._read([s for s in states if s.context.unavailable_reason is None
+                        and self.lengths.worth_reading(len(s.missing)) and self._reserve(s)], self._chunk)
         except Exception as error:
             self._failed(states, error)
 
-    def plan(self, states: Sequence[DraftState], lengths: Sequence[int], batch: int) -> list[int]:
-        """Tokens of the target to draft for each request; 0 where drafting does not pay.
+    def offer(self, state: DraftState, length: int) -> RequestStats | None:
+        """The request's record, with what a draft of it costs now; None where there are no more drafts.
 
         Args:
-            lengths: [n] tokens of the target in each request's text.
-            batch: requests of the target's step, those included that may not draft.
+            length: tokens of the target in the request's text.
         """
-        if self._failures < MAX_FAILURES:
-            try:
-                for state, length in zip(states, lengths, strict=True):
-                    state.stats.steps_per_token = state.context.steps_for(8) / 8
-                    state.stats.behind = state.num_missing(length)
-                return self.lengths.plan([state.stats for state in states], batch)
-            except Exception as error:
-                self._failed(states, error)
-        return [0] * len(states)
+        if self._failures >= MAX_FAILURES:
+            return None
+        try:
+            state.stats.steps_per_token = state.context.steps_for(8) / 8
+            state.stats.behind = state.num_missing(length)
+        except Exception as error:
+            self._failed([state], error)
+            return None
+        return state.stats
 
     def draft(self, states: Sequence[DraftState], wanted: Sequence[int], batch: int) -> list[DraftTokens]:
         """Draft tokens of each request; none where the draft does not work.
@@ -106,14 +111,6 @@ class Drafter:
         except Exception as error:
             self._failed(states, error)
         return [NO_TOKENS] * len(states)
-
-    def observe(self, state: DraftState, accepted: int) -> None:
-        """So many of the tokens that were last submitted for the request were accepted."""
-        submitted, state.submitted = state.submitted, NO_TOKENS
-        if submitted.requested:
-            proposed = len(submitted.ids)
-            self.lengths.observe(state.stats, proposed, min(accepted, proposed), submitted.confidence,
-                                 asked=submitted.requested)
 
     def _draft(self, states: Sequence[DraftState], wanted: Sequence[int], batch: int) -> list[DraftTokens]:
         chosen = [(state, want) for state, want in zip(states, wanted, strict=True) if want]
@@ -134,7 +131,6 @@ class Drafter:
             self._release(state)
         for state in states:
             state.counts.skip_reasons[FAILED] += 1
-            state.submitted = NO_TOKENS
         logger.error("UAG: no drafts in this step, %s: %s", type(error).__name__, error, exc_info=self._failures == 1)
         if self._failures == MAX_FAILURES:
             logger.error("UAG: drafting failed %d times, there are no more drafts until a restart", MAX_FAILURES)
@@ -213,4 +209,4 @@ class Drafter:
         cut_short = not n or proposal.cause not in (None, END)
         last = len(s.confidence) - 1
         confidence = tuple(s.confidence[min(-(-proposal.used * (j + 1) // n) - 1, last)] for j in range(n))
-        return DraftTokens(proposal.ids, n + cut_short, confidence)
+        return DraftTokens(proposal.ids, n + cut_short, confidence, MODEL, s.state.stats)

@@ -24,8 +24,8 @@ class UagMetrics:
 
         counter = counter or prometheus_client.Counter
         self._totals = {
-            "proposed": counter("sglang_ext:uag_proposed_tokens_total", "Target tokens that the draft model proposed.",
-                                labels),
+            "proposed": counter("sglang_ext:uag_proposed_tokens_total", "Target tokens that were drafted, by any "
+                                "source.", labels),
             "forced": counter("sglang_ext:uag_forced_tokens_total", "Target tokens that think budgets submitted as "
                               "drafts.", labels),
             "accepted": counter("sglang_ext:uag_accepted_tokens_total", "Submitted tokens that the target confirmed.",
@@ -34,6 +34,12 @@ class UagMetrics:
                                       "each request in them.", labels),
             "translation_us": counter("sglang_ext:uag_translation_microseconds_total", "Time spent between the two "
                                       "tokenizers.", labels),
+        }
+        self._by_source = {
+            "proposed_by": counter("sglang_ext:uag_source_proposed_tokens_total", "Target tokens that were drafted, by "
+                                   "source: draft (the draft model) or text.", [*labels, "source"]),
+            "accepted_by": counter("sglang_ext:uag_source_accepted_tokens_total", "Those that the target confirmed.",
+                                   [*labels, "source"]),
         }
         self._rejections = counter("sglang_ext:uag_rejections_total", "Submitted tokens that the target refused "
                                    "(verification), and drafts that were not made or cut short, by cause.",
@@ -44,6 +50,9 @@ class UagMetrics:
         raises, and the server would end."""
         for name, total in self._totals.items():
             _add(total.labels(**labels), name, uag[name])
+        for name, total in self._by_source.items():
+            for source, count in uag[name].items():
+                _add(total.labels(**labels, source=source), f"{name} {source}", count)
         for cause, count in uag["rejections"].items():
             _add(self._rejections.labels(**labels, cause=cause), cause, count)
 

@@ -63,9 +63,7 @@ class Pair:
         draft = load_tokenizer("--speculative-draft-model-path", path, revision, trust)
         config = ModelConfig(path, trust_remote_code=trust, revision=revision)
         for role, its in (("target", target_config), ("draft", config)):
-            if mambaish_config(its) is not None:
-                raise ValueError(f"--speculative-algorithm UAG: the {role} model keeps a recurrent state, which cannot "
-                                 "go back to an earlier token after a rejected draft; accepted: attention only")
+            refuse_recurrent(role, its)
         return cls(target_tokenizer, draft, target_config, config, read_override(Settings.from_environment().uag_map))
 
     def translator(self) -> Translator:
@@ -107,6 +105,18 @@ class Pair:
             f"vocabularies of {len(translator.target.pieces)} and {len(translator.draft.pieces)}, "
             f"{self.draft_tokens_per_target_token:.2f} draft tokens for one of the target")
         return f"target {get_model().model_path}, draft {get_spec().speculative_draft_model_path}: {kind}"
+
+
+def refuse_recurrent(role: str, config: Any) -> None:
+    """Raises ValueError for a model that cannot go back to an earlier token.
+
+    Args:
+        role: target or draft.
+        config: sglang's.
+    """
+    if mambaish_config(config) is not None:
+        raise ValueError(f"--speculative-algorithm UAG: the {role} model keeps a recurrent state, which cannot go back "
+                         "to an earlier token after a rejected draft; accepted: attention only")
 
 
 def load_tokenizer(flag: str, path: str, revision: str | None, trust_remote_code: bool) -> Any:

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
 from .draft_request import DraftRequest, ids_between, may_draft, num_in_flight, tokens_in_flight
-from .draft_state import NO_TOKENS, Counts, DraftState
-from .drafter import Drafter
+from .draft_state import NO_TOKENS, Counts
+from .sources import Plan, RequestState, Sources
 
 FORGOTTEN_AFTER = 64
 """Steps after which a request that is in no batch, one that ended in its prefill say, loses its state."""
@@ -37,14 +37,14 @@ class Proposer:
     the device, and what was confirmed is looked at when it is needed.
 
     Args:
-        drafter: drafts of all requests.
+        sources: of drafts.
         width: of the widest verification.
         fixed_width: whether every verification has that width.
         overlap: whether the engine schedules a step while the one before it runs.
     """
 
-    def __init__(self, drafter: Drafter, width: int, *, fixed_width: bool, overlap: bool) -> None:
-        self._drafter, self._width, self._fixed_width, self._overlap = drafter, width, fixed_width, overlap
+    def __init__(self, sources: Sources, width: int, *, fixed_width: bool, overlap: bool) -> None:
+        self._sources, self._width, self._fixed_width, self._overlap = sources, width, fixed_width, overlap
         self._launched: _Launched | None = None
         self._step = 0
         self._left: list[str] = []  # requests that ended since the last forward
@@ -52,7 +52,8 @@ class Proposer:
 
     def clear(self) -> None:
         """Forget every request."""
-        self._forget({*self._drafter.rids, *self._left})
+        self._forget({*self._sources.rids, *self._left})
+        self._sources.clear()
         self._left.clear()
 
     def note_finished(self, rid: str) -> None:
@@ -69,7 +70,7 @@ class Proposer:
         self._left.clear()
 
     def read_prompts(self, batch: Any) -> None:
-        """The target reads prompts. Let the draft read them too."""
+        """The target reads prompts. Let the draft model read them too."""
         self._launched = None  # the next step waits for this forward too
         if not batch.forward_mode.is_extend():
             return
@@ -86,7 +87,7 @@ class Proposer:
             state.submitted = NO_TOKENS  # what became of it is not known
             state.confirm(ids_between(req, req.output_ids, state.num_confirmed, req.extend_end))
             states.append(state)
-        self._drafter.prefill(states)
+        self._sources.prefill(states)
 
     def propose(self, batch: Any) -> list[list[int]] | None:
         """Tokens to verify now, [n] chains of 1 to `width` ids: each request's last token, and its draft tokens. None
@@ -99,14 +100,13 @@ class Proposer:
         began = time.perf_counter()
         if not pending:
             self._observe(requests)
-        wanted = self._wanted(requests)
-        if pending and any(wanted):
+        plans = self._plans(requests)
+        if pending and any(plan.length for plan in plans):
             requests, pending = self._known(batch), False
-            wanted = [min(want, request.limit) for want, request in zip(wanted, requests, strict=True)]
+            plans = [_cut(plan, request) for plan, request in zip(plans, requests, strict=True)]
         drafts = [list(request.forced) for request in requests]
-        if any(wanted):
-            self._draft(requests, wanted, drafts)
-        self._launch(requests, drafts, began, self._drafter.seconds if any(wanted) else 0.0, pending)
+        seconds = self._draft(requests, plans, drafts) if any(plan.length for plan in plans) else 0.0
+        self._launch(requests, drafts, began, seconds, pending)
         if not any(drafts):
             return None
         return [[int(request.output[-1]), *draft] for request, draft in zip(requests, drafts, strict=True)]
@@ -122,7 +122,7 @@ class Proposer:
         if launched is None or launched.pipelined is ended:
             return
         now = time.perf_counter()
-        self._drafter.lengths.timed(launched.kind, launched.batch, launched.width, now - launched.start)
+        self._sources.lengths.timed(launched.kind, launched.batch, launched.width, now - launched.start)
         for counts in launched.requests:
             counts.draft_seconds += launched.draft_seconds
             counts.target_seconds += now - launched.start
@@ -130,17 +130,17 @@ class Proposer:
 
     def _forget(self, rids: Iterable[str]) -> None:
         rids = list(rids)
-        self._drafter.close(rids)
+        self._sources.close(rids)
         for rid in rids:
             self._seen.pop(rid, None)
 
-    def _state(self, req: Any) -> DraftState:
+    def _state(self, req: Any) -> RequestState:
         self._seen[req.rid] = self._step, req
-        state = self._drafter.state(req.rid)
-        req.uag = state.counts = getattr(req, "uag", state.counts)  # they outlive a state lost by retraction
+        state = self._sources.state(req.rid, len(req.origin_input_ids_unpadded), getattr(req, "uag", None))
+        req.uag = state.counts  # they outlive a state that is lost by retraction
         return state
 
-    def _renewed(self, req: Any) -> DraftState:
+    def _renewed(self, req: Any) -> RequestState:
         """A new state of a request, whose old one has read another text."""
         self._forget([req.rid])
         return self._state(req)
@@ -165,36 +165,41 @@ class Proposer:
         """Learn from the drafts of the last step. A state has confirmed all that stood before its draft."""
         for request in requests:
             if request.state is not None and request.state.submitted.requested:
-                self._drafter.observe(request.state, max(request.length - request.state.num_confirmed - 1, 0))
+                self._sources.observe(request.state, max(request.length - request.state.num_confirmed - 1, 0))
 
-    def _wanted(self, requests: Sequence[DraftRequest]) -> list[int]:
-        """[n] tokens that the draft model is to propose; none where a budget forces some."""
-        asked = [(i, request, request.state) for i, request in enumerate(requests)
+    def _plans(self, requests: Sequence[DraftRequest]) -> list[Plan]:
+        """[n] what is to be drafted; nothing where a budget forces some."""
+        plans = [Plan()] * len(requests)
+        asked = [(i, request) for i, request in enumerate(requests)
                  if request.state is not None and not request.forced and request.limit]
-        planned = self._drafter.plan([state for _, _, state in asked], [request.length for _, request, _ in asked],
-                                     len(requests)) if asked else []
-        wanted = [0] * len(requests)
-        for plan, (i, request, _) in zip(planned, asked, strict=True):
-            wanted[i] = min(plan, request.limit)
-        return wanted
+        states = [self._confirmed(request) for _, request in asked]
+        planned = self._sources.plan(states, [request.length for _, request in asked], len(requests)) if asked else []
+        for plan, (i, request) in zip(planned, asked, strict=True):
+            plans[i] = _cut(plan, request)
+        return plans
 
-    def _draft(self, requests: Sequence[DraftRequest], wanted: Sequence[int], drafts: list[list[int]]) -> None:
-        """Put the draft model's tokens into `drafts`. Those that a budget forces are a draft that needs no model."""
-        chosen = [(i, request, self._confirmed(request)) for i, request in enumerate(requests) if wanted[i]]
-        written = self._drafter.draft([state for _, _, state in chosen], [wanted[i] for i, _, _ in chosen],
-                                      len(requests))
+    def _draft(self, requests: Sequence[DraftRequest], plans: Sequence[Plan], drafts: list[list[int]]) -> float:
+        """Put the sources' tokens into `drafts`. Those that a budget forces are a draft that needs no source.
+
+        Returns:
+            Seconds of the draft model's forwards.
+        """
+        chosen = [(i, request, self._confirmed(request)) for i, request in enumerate(requests) if plans[i].length]
+        written, seconds = self._sources.draft([state for _, _, state in chosen], [plans[i] for i, _, _ in chosen],
+                                               len(requests))
         for (i, request, state), tokens in zip(chosen, written, strict=True):
             drafts[i] = request.complete(tokens.ids)
             state.submitted = tokens.cut(sum(1 for a, b in zip(drafts[i], tokens.ids, strict=False) if a == b))
+        return seconds
 
-    def _confirmed(self, request: DraftRequest) -> DraftState:
-        """The request's state, with all of its tokens confirmed."""
-        state = request.state
+    def _confirmed(self, request: DraftRequest) -> RequestState:
+        """The request's state, with all of its tokens confirmed that the host knows."""
+        state, known = request.state, request.length - request.in_flight
         assert state is not None
-        assert not request.in_flight
         if state.num_confirmed > request.length:
             request.state = state = self._renewed(request.req)
-        state.confirm(ids_between(request.req, request.output, state.num_confirmed, request.length))
+        if known > state.num_confirmed:
+            state.confirm(ids_between(request.req, request.output, state.num_confirmed, known))
         return state
 
     def _launch(self, requests: Sequence[DraftRequest], drafts: Sequence[Sequence[int]], began: float,
@@ -204,8 +209,13 @@ class Proposer:
             if request.state is not None:
                 counts.append(request.state.counts)
                 proposed = len(request.state.submitted.ids)
-                counts[-1].launch(proposed, len(draft) - proposed)
+                counts[-1].launch(proposed, len(draft) - proposed, request.state.submitted.source)
         longest = 1 + max(map(len, drafts))
         self._launched = _Launched("plain" if longest == 1 else "verify", len(drafts),
                                    self._width if self._fixed_width else longest, time.perf_counter(), began,
                                    draft_seconds, counts, pipelined)
+
+
+def _cut(plan: Plan, request: DraftRequest) -> Plan:
+    """The plan, as far as the request may be drafted for."""
+    return plan._replace(length=min(plan.length, request.limit))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from math import inf, log2
 from statistics import median_low
 from typing import Literal, get_args
@@ -14,7 +15,9 @@ Floats = npt.NDArray[np.float64]
 Kind = Literal["plain", "verify", "draft_extend", "draft_step"]
 """A step of the target over one position a request, or over several; one of the draft over new ids of the text, or over
 the id that it wrote last."""
-_REMEMBERED = 5  # measurements whose median is the estimate
+_PLAIN = 5  # plain steps whose median says how fast the machine is at present
+_REMEMBERED = 9  # measurements whose median says how long a step takes beside a plain one
+_WIDTHS = 32  # verifications of a batch size, after which what a width took is forgotten, so that it is tried again
 _OUTLIER = 2.0  # times the estimate, as which a longer step counts: it may have compiled something
 
 
@@ -31,11 +34,12 @@ class StepTimes:
     def __init__(self, width: int) -> None:
         self._width = width
         self._plain: dict[int, deque[float]] = {}  # seconds, by batch bucket
-        self._verify: dict[int, dict[int, deque[float]]] = {}  # plain steps, by batch bucket and positions
+        self._verify: dict[int, deque[tuple[int, float]]] = {}  # positions and plain steps, by batch bucket
         self._extend: dict[int, deque[float]] = {}  # plain steps of as many requests, by batch bucket
         self._step: dict[int, deque[float]] = {}  # the same
         self._read: deque[float] = _last()  # plain steps of one request, for an id of a long text
-        self._targets: dict[int, Floats] = {}  # by batch bucket
+        self._targets: dict[int, Floats] = {}  # plain steps, by batch bucket
+        self._parts: dict[tuple[int, int], float] = {}  # `_part` of what was measured so far
 
     def add(self, kind: Kind, batch: int, width: int, seconds: float) -> None:
         """Count a measured step. The draft's count once a plain step was measured.
@@ -52,26 +56,32 @@ class StepTimes:
         if batch < 1 or width < 1 or not 0 <= seconds < inf:
             raise ValueError(f"{kind} of batch {batch}, width {width}, {seconds} s: accepted are batch and width of 1 "
                              "or more and a finite time of 0 or more")
-        n, plain = bucket(batch), self.plain(batch)
-        self._targets.clear()
-        if kind == "plain" or (kind == "verify" and (width == 1 or seconds < plain)):
-            _count(self._plain.setdefault(n, _last()), seconds, plain or inf)
-        if not plain:
+        plain = self.plain(batch)
+        self._parts.clear()
+        if kind == "plain" or (kind == "verify" and width == 1):
+            most = _OUTLIER * (_at(self._plain, batch) or inf)
+            self._plain.setdefault(bucket(batch), _last(_PLAIN)).append(min(seconds, most))
+        elif not plain:
             return
-        if kind == "verify" and width > 1:
-            size = min(width, self._width)
-            expected = self.target(batch)[size - 1] / plain
-            self._targets.clear()
-            _count(self._verify.setdefault(n, {}).setdefault(size, _last()), max(seconds / plain, 1.0), expected)
-        elif kind == "draft_extend" and width > 2 * self._width:  # a prompt, or what was written without drafts
+        elif kind == "verify":
+            self._add_verify(batch, min(width, self._width), seconds)
+        elif kind == "draft_step" or width <= 2 * self._width:
+            measured = self._step if kind == "draft_step" else self._extend
+            part = self._in_plain_steps(seconds, batch, self._part(measured, batch))
+            measured.setdefault(bucket(batch), _last()).append(part)
+            self._parts.clear()
+        else:  # a prompt, or what was written without drafts
             ids = max(seconds - self._part(self._extend, batch) * plain, 0.0) / (batch * width)
             self._read.append(ids / self.plain(1))
-        elif kind == "draft_extend":
-            expected = self._part(self._extend, batch) or inf
-            _count(self._extend.setdefault(n, _last()), seconds / plain, expected)
-        elif kind == "draft_step":
-            expected = self._part(self._step, batch) or inf
-            _count(self._step.setdefault(n, _last()), seconds / plain, expected)
+
+    def _add_verify(self, batch: int, width: int, seconds: float) -> None:
+        measured = self._verify.setdefault(bucket(batch), deque(maxlen=_WIDTHS))
+        part = self._in_plain_steps(seconds, batch, float(self._target(batch)[width - 1]))
+        measured.append((width, max(part, 1.0)))
+        self._targets.clear()
+
+    def _in_plain_steps(self, seconds: float, batch: int, expected: float) -> float:
+        return min(seconds / self.plain(batch), _OUTLIER * (expected or inf))
 
     def plain(self, batch: int) -> float:
         """Seconds of a target's step without drafts; 0 where none was measured."""
@@ -80,19 +90,29 @@ class StepTimes:
     def target(self, batch: int) -> Floats:
         """[width] seconds of a target's step over 1 to `width` positions a request.
 
-        Widths between measured ones are on the line between them. Wider ones take what the widest takes, until they are
-        measured. A batch size of which no wider step was measured has the proportions of the nearest one.
+        Widths between measured ones are on the line between them, and wider ones on the line through the two widest. If
+        one was measured, wider ones take as long as it. A batch size of which no wider step was measured has the
+        proportions of the nearest one.
         """
-        if bucket(batch) not in self._targets:
-            widths = {1: 1.0, **{size: median_low(parts) for size, parts in self._nearest(batch).items()}}
+        return self._target(batch) * self.plain(batch)
+
+    def _target(self, batch: int) -> Floats:
+        n = bucket(batch)
+        if n not in self._targets:
+            widths: dict[int, list[float]] = {1: [1.0]}
+            for size, part in self._nearest(batch):
+                widths.setdefault(size, []).append(part)
             sizes = sorted(widths)
-            parts = np.interp(np.arange(1, self._width + 1), sizes, [widths[size] for size in sizes])
-            self._targets[bucket(batch)] = parts * self.plain(batch)
-        return self._targets[bucket(batch)]
+            parts = [median_low(widths[size][-_REMEMBERED:]) for size in sizes]
+            positions = np.arange(1, self._width + 1)
+            slope = max(parts[-1] - parts[-2], 0.0) / (sizes[-1] - sizes[-2]) if len(sizes) > 2 else 0.0
+            wider = np.maximum(positions - sizes[-1], 0) * slope
+            self._targets[n] = np.interp(positions, sizes, parts) + wider
+        return self._targets[n]
 
     def widest(self, batch: int) -> int:
         """Positions of the widest step of which `target` knows."""
-        return max(self._nearest(batch), default=1)
+        return max((size for size, _ in self._nearest(batch)), default=1)
 
     def draft(self, requests: int, steps: Floats) -> Floats | None:
         """Seconds of a draft of so many steps, the first of which reads what was confirmed; None: not measured yet."""
@@ -100,6 +120,11 @@ class StepTimes:
             return None
         first = self._part(self._extend, requests) * self.plain(requests)
         return np.where(steps, first + (steps - 1) * self.step(requests), 0.0)
+
+    @property
+    def drafted(self) -> bool:
+        """Whether any draft was measured."""
+        return bool(self._extend)
 
     def step(self, requests: int) -> float:
         """Seconds of one more step of a draft; as long as the first until it is measured."""
@@ -115,21 +140,20 @@ class StepTimes:
 
     def _part(self, measured: dict[int, deque[float]], batch: int) -> float:
         """Plain steps that a step of the draft takes, for plain steps of as many requests."""
-        seconds = {n: deque([median_low(parts) * self.plain(n)]) for n, parts in measured.items()}
-        return _at(seconds, batch) / self.plain(batch) if seconds else 0.0
+        key = id(measured), bucket(batch)
+        if key not in self._parts:
+            seconds = {n: deque([median_low(parts) * _at(self._plain, n)]) for n, parts in measured.items()}
+            self._parts[key] = _at(seconds, batch) / _at(self._plain, batch) if seconds else 0.0
+        return self._parts[key]
 
-    def _nearest(self, batch: int) -> dict[int, deque[float]]:
-        """Widths of the batch bucket nearest to `batch` of which any was measured."""
+    def _nearest(self, batch: int) -> Sequence[tuple[int, float]]:
+        """Verifications of the batch bucket nearest to `batch` of which any was measured."""
         near = min(self._verify, key=lambda n: abs(log2(n / bucket(batch))), default=None)
-        return {} if near is None else self._verify[near]
+        return () if near is None else self._verify[near]
 
 
-def _last() -> deque[float]:
-    return deque(maxlen=_REMEMBERED)
-
-
-def _count(measured: deque[float], value: float, expected: float) -> None:
-    measured.append(min(value, _OUTLIER * expected))
+def _last(number: int = _REMEMBERED) -> deque[float]:
+    return deque(maxlen=number)
 
 
 def _at(measured: dict[int, deque[float]], batch: int) -> float:

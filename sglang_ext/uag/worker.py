@@ -1,9 +1,9 @@
-"""The speculative worker: drafts by a model of another tokenizer, verified by the engine's own sampler.
+"""The speculative worker: drafts of a model of another tokenizer or of the text, and their verification.
 
-One step has four parts. `begin` forgets who has left. `propose` translates what was confirmed, lets the draft model
-write, and translates its text into the target's tokens: a frozen `Draft`. `verify` is one forward of the target over
-all of them, in which every place is sampled and the prefix that agrees stands. `finish` hands the result to the engine.
-Where nobody drafts, a step is a plain decoding step.
+One step has four parts. `begin` forgets who has left. `propose` asks the sources of drafts, each request's the one that
+promises most: a frozen `Draft`. `verify` is one forward of the target over all of them, in which every place is sampled
+and the prefix that agrees stands. `finish` hands the result to the engine. Where nobody drafts, a step is a plain
+decoding step.
 """
 
 from __future__ import annotations
@@ -24,17 +24,20 @@ from sglang.srt.runtime_context import attention_backends, get_parallel, get_sch
 from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 from sglang.srt.speculative.spec_utils import record_stream_for_v2_verify
 
-from ..config import Settings
+from ..config import MODEL, TEXT, Settings
 from .draft import Draft, to_device
 from .draft_runner import DraftRunner
 from .drafter import Drafter
-from .lengths import FixedLengths, LengthControl
-from .pair import Pair, free_memory
+from .fixed_lengths import FixedLengths
+from .lengths import LengthControl
+from .pair import Pair, free_memory, refuse_recurrent
 from .proposer import Proposer
 from .ranks import Ranks
 from .relay import KnownLengths
+from .sources import Sources
 from .text.draft_context import draft_context
 from .text.translator import Translator
+from .text_source import TextSource
 from .verify import UagVerifyInput, Verified, Verifier
 
 logger = logging.getLogger(__name__)
@@ -74,24 +77,41 @@ class UagWorker(BaseSpecWorker):
         self._overlap = not get_schedule().disable_overlap_schedule
         self._draft: DraftRunner | None = None
         self._proposer: Proposer | None = None
+        settings = Settings.from_environment()
+        translator = None
+        if MODEL in settings.drafted_from:
+            translator = self._load_draft(server_args, gpu_id, nccl_port)
+        else:
+            refuse_recurrent("target", runner.model_config)
+        if self._ranks.first:
+            self._proposer = self._new_proposer(settings, translator)
+
+    def _load_draft(self, server_args: Any, gpu_id: int, nccl_port: int) -> Translator | None:
+        """The draft model, on the first rank alone, and what translates for it."""
+        target, runner = self._target_worker, self._target_worker.model_runner
         if not self._ranks.first:
             free_memory(runner)
-            return
-        pair = Pair.load(target_worker.tokenizer, runner.model_config)
+            return None
+        pair = Pair.load(target.tokenizer, runner.model_config)
         translator = pair.translator()
-        self._draft = draft = DraftRunner(server_args, gpu_id, nccl_port, target_worker.random_seed,
-                                          self._ranks.single_rank)
+        self._draft = draft = DraftRunner(server_args, gpu_id, nccl_port, target.random_seed, self._ranks.single_rank)
         draft.allocate(pair.pool_tokens(runner, draft, free_memory(runner)), get_schedule().max_running_requests)
-        self._proposer = self._new_proposer(draft, translator)
         logger.info("UAG: %s", pair.summary(translator))
+        return translator
 
-    def _new_proposer(self, draft: DraftRunner, translator: Translator) -> Proposer:
-        lengths = FixedLengths if Settings.from_environment().uag_lengths == "fixed" else LengthControl
-        chunk = get_schedule().chunked_prefill_size or 0
-        ends = {*translator.draft.eos, *translator.draft.special}
-        drafter = Drafter(partial(draft_context, translator), ends, draft,
-                          lengths(self.width, fixed=self._fixed_width), chunk if chunk > 0 else 8192)
-        return Proposer(drafter, self.width, fixed_width=self._fixed_width, overlap=self._overlap)
+    def _new_proposer(self, settings: Settings, translator: Translator | None) -> Proposer:
+        make = FixedLengths if settings.uag_lengths == "fixed" else LengthControl
+        lengths = make(self.width, fixed=self._fixed_width)
+        drafter = text = None
+        if self._draft is not None and translator is not None:
+            chunk = get_schedule().chunked_prefill_size or 0
+            ends = {*translator.draft.eos, *translator.draft.special}
+            drafter = Drafter(partial(draft_context, translator), ends, self._draft, lengths,
+                              chunk if chunk > 0 else 8192)
+        if TEXT in settings.drafted_from:
+            text = TextSource(self.width - 1, shared=settings.uag_text == "all")
+        return Proposer(Sources(lengths, drafter, text), self.width, fixed_width=self._fixed_width,
+                        overlap=self._overlap)
 
     @property
     def draft_worker(self) -> None:
@@ -113,9 +133,10 @@ class UagWorker(BaseSpecWorker):
 
     def clear_cache_pool(self) -> None:
         """Forget every request; sglang calls this when none is left."""
-        if self._draft is None or self._proposer is None:
+        if self._proposer is not None:
+            self._proposer.clear()
+        if self._draft is None:
             return
-        self._proposer.clear()
         if self._draft.pool.idle:
             logger.info("UAG: draft pool empty")
         else:
