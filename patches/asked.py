@@ -19,6 +19,8 @@ REQUEST_KEY = "think_request"
 """Key in `custom_params` on the way to the scheduler."""
 ARRIVED_KEY = "think_arrived"
 """The same, for when a request with a deadline came to the server, in seconds since the epoch."""
+DECLARING = ("root", "system", "developer")
+"""Roles of messages that may declare tools, as sglang has them."""
 _PRIVATE = "_think_asked"
 
 
@@ -81,8 +83,11 @@ def asked_of(request: Any) -> Asked | None:
 
 
 def has_tools(request: Any) -> bool:
-    """Whether the model may call tools in its response."""
-    return bool(getattr(request, "tools", None)) and getattr(request, "tool_choice", None) != "none"
+    """Whether the model may call tools in its response: the request's, or those that one of its messages declares."""
+    messages = getattr(request, "messages", None) or ()
+    declared = (m for m in messages if getattr(m, "role", None) in DECLARING and getattr(m, "tools", None))
+    known = bool(getattr(request, "tools", None)) or any(declared)
+    return known and getattr(request, "tool_choice", None) != "none"
 
 
 def continues_a_message(request: Any) -> bool:

@@ -24,6 +24,8 @@ DEFAULT_NEW_TOKENS = 128  # SamplingParams.max_new_tokens
 LABELS = "custom_labels"
 """Labels of a request's metrics: strings that a router passes on."""
 GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
+HOLDS_THINKING = "__sglang_reasoning_in_grammar"
+"""Key in `custom_params` of a request whose grammar describes its thinking too, as sglang has it from 0.5.23 on."""
 
 
 def init_tokenizer_and_processor(original: Callable[..., Any], self: Any) -> None:
@@ -97,7 +99,7 @@ def create_tokenized_object(original: Callable[..., Any], self: Any, obj: Any, i
         given = resolved(given, most, context_left, partial(_nothing_to_do, self.tokenizer, input_ids or []))
         budget = service.current().admit(given, most)
         if budget is not None and budget.limited:
-            _check_combination(obj, merged, input_ids or [])
+            _check_combination(obj, merged, input_ids or [], budget.max_tokens)
         obj.sampling_params = with_budget(merged, budget.to_dict() if budget is not None else None,
                                           keep_names=bool(obj.custom_logit_processor))
         if budget is not None:
@@ -129,10 +131,11 @@ def _nothing_to_do(tokenizer: Any, prompt: list[int], off: Off) -> bool:
             and not admission.opens_block(prompt))
 
 
-def _check_combination(obj: Any, params: dict[str, Any], input_ids: list[int]) -> None:
+def _check_combination(obj: Any, params: dict[str, Any], input_ids: list[int], limit: int) -> None:
     """Refuse what cannot go with a budget, and let a grammar wait for the end of a block that the prompt opened.
 
-    A grammar that is in force inside the block would refuse the forced end marker.
+    A grammar that is in force inside the block would refuse the forced end marker; one that describes the thinking too
+    refuses it where nothing was thought.
     """
     from sglang.srt.runtime_context import get_serving
 
@@ -141,6 +144,9 @@ def _check_combination(obj: Any, params: dict[str, Any], input_ids: list[int]) -
         raise BudgetError("think_budget: a prompt of input_embeds does not tell whether it opens a thinking block; "
                           "accepted: a prompt of text or ids, or no limit (-1)")
     grammar = next((name for name in GRAMMARS if params.get(name)), None)
+    if limit == 0 and grammar is not None and (params.get("custom_params") or {}).get(HOLDS_THINKING):
+        raise BudgetError("think_budget: 0 cannot be kept, as the server's tool parser holds this response by a "
+                          "grammar that wants thinking; accepted: 1 and more, or no limit (-1)")
     if grammar is None or obj.require_reasoning or not service.current().opens_block(input_ids):
         return
     if not get_serving().reasoning_parser:
