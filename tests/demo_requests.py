@@ -18,7 +18,7 @@ QUESTIONS = [
     "Translate 'good morning' to Spanish.",
 ]
 BUDGETS = [None, 0, 1, 7, 24, -1, 3, 12, 0, None, 1, 18, 7, 2, -1, 5]
-NEW = 32
+NEW = 40
 
 
 def prompts(tokenizer: Any, n: int, prefix: str = "") -> list[str]:

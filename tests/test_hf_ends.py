@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from hf_writer import OPEN, Writer
 from scripted_model import EOS
 from told_model import think
@@ -39,6 +40,16 @@ def test_loops(writer: Writer) -> None:
 def test_a_draft_may_go_round_too(writer: Writer) -> None:
     """Assisted by prompt lookup: drafts are followed and taken back."""
     inputs = writer.inputs((OPEN, "loop"))
+    (got,), results = writer.ask(inputs, {"loops": True}, max_new_tokens=560, prompt_lookup_num_tokens=5)
+    assert got == [*(CYCLE[i % 3] for i in range(513)), *BEHIND]
+    assert results == [think(-1, 513, 3, "loop")]
+
+
+def test_a_draft_that_is_taken_back_is_forgotten(writer: Writer) -> None:
+    """The prompt holds the cycle followed by something else, so that every other draft is half wrong."""
+    wrong = [writer.id(piece) for piece in ("loop", "lo", "loo", "loop", "lo", "answer", "answer", "answer")]
+    ids = torch.tensor([[*writer.tokenizer.encode(OPEN), *wrong, writer.id("loop")]])
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     (got,), results = writer.ask(inputs, {"loops": True}, max_new_tokens=560, prompt_lookup_num_tokens=5)
     assert got == [*(CYCLE[i % 3] for i in range(513)), *BEHIND]
     assert results == [think(-1, 513, 3, "loop")]

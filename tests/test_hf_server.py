@@ -11,7 +11,7 @@ import torch
 from hf_writer import OPEN, Writer
 
 QUESTIONS = ["How many days are in three weeks?", "Tell me a story about a fox."]
-NEW = 24
+NEW = 20
 
 
 def answered(server: servers.Server, inputs: dict[str, torch.Tensor], budget: Any, new: int) -> tuple[list[int], Any]:

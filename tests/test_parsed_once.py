@@ -50,7 +50,7 @@ class Request:
 
     def __init__(self, body: dict[str, Any]) -> None:
         setattr(self, WISH, read(body))
-        self.max_tokens, self.thinking, self.chat_template_kwargs = 64, None, None
+        self.max_tokens, self.thinking, self.chat_template_kwargs, self.rid = 64, None, None, None
 
 
 def tokenized(params: dict[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from .speed_up import Choice, Planned, RequestStats, SpeedUps
 from .step_times import Kind, StepTimes, bucket
 
 _GAIN = 1.02  # a draft must promise this speed-up
-_SHARE = 1 / 64  # of the time, that drafts made to learn and plain steps made to be timed may lose
+_SHARE = 1 / 96  # of the time, that drafts made to learn and plain steps made to be timed may lose
 _SAVED = 1.5  # plain steps
 _STILL = 16  # steps for which a decision not to draft stands, where nothing is learned
 _CALIBRATION = 0.98, 2.0  # decay at each draft, and tokens that count for the draft's confidence being right
