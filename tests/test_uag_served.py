@@ -263,7 +263,9 @@ def test_counts(served: Served) -> None:
         if served.name != "overlap":  # a retracted request writes some tokens twice, and rounds in flight are dropped
             assert sum(uag["accepted_by"].values()) == uag["accepted"]
             assert uag["rounds"] <= meta["spec_verify_ct"]
-            assert meta["completion_tokens"] == 1 + meta["spec_verify_ct"] + meta["spec_num_correct_drafts"]
+            # a draft may foresee the end, behind which the verification's last token is dropped
+            dropped = 1 + meta["spec_verify_ct"] + meta["spec_num_correct_drafts"] - meta["completion_tokens"]
+            assert dropped == 0 or (dropped == 1 and meta["finish_reason"]["type"] == "stop")
 
 
 def scraped(server: servers.Server) -> dict[str, float]:

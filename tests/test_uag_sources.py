@@ -58,6 +58,12 @@ def test_a_text_that_comes_again_is_the_draft() -> None:
     assert drafted(s, [confirmed(s, "x", REPEATS), confirmed(s, "new", [1, 2, 3])]) == [[3, 4, 5, 6], []]
 
 
+def test_nothing_is_drafted_behind_an_end() -> None:
+    source = TextSource(MOST, shared=False, ends=[4])
+    s = Sources(Told(), None, source)
+    assert drafted(s, [confirmed(s, "x", REPEATS)]) == [[3, 4]]
+
+
 def test_the_model_drafts_where_the_text_has_nothing() -> None:
     s = sources()
     old, new = confirmed(s, "x", REPEATS), confirmed(s, "new", [11, 12, 13])

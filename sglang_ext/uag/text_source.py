@@ -7,7 +7,7 @@ out while another goes on.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ..config import TEXT
@@ -104,10 +104,11 @@ class TextSource:
     Args:
         most: tokens of a draft.
         shared: whether responses are remembered for other requests.
+        ends: ids behind which nothing is drafted, as a response ends there.
     """
 
-    def __init__(self, most: int, *, shared: bool) -> None:
-        self._most = most
+    def __init__(self, most: int, *, shared: bool, ends: Iterable[int] = ()) -> None:
+        self._most, self._ends = most, frozenset(ends)
         self._memory = Memory() if shared else None
 
     def offers(self, state: TextState) -> list[RequestStats]:
@@ -164,4 +165,6 @@ class TextSource:
 
     def _found(self, state: TextState, whose: str, index: Index, match: Match) -> Found:
         ids = index.behind(match, self._most, own=whose == OWN)
+        end = next((place for place, token in enumerate(ids) if token in self._ends), len(ids))
+        ids = ids[: end + 1]
         return Found(state.stats_of(whose, max(match.length, 1)), tuple(ids), match.length)

@@ -105,11 +105,12 @@ class UagWorker(BaseSpecWorker):
         drafter = text = None
         if self._draft is not None and translator is not None:
             chunk = get_schedule().chunked_prefill_size or 0
-            ends = {*translator.draft.eos, *translator.draft.special}
-            drafter = Drafter(partial(draft_context, translator), ends, self._draft, lengths,
+            silent = {*translator.draft.eos, *translator.draft.special}
+            drafter = Drafter(partial(draft_context, translator), silent, self._draft, lengths,
                               chunk if chunk > 0 else 8192)
         if TEXT in settings.drafted_from:
-            text = TextSource(self.width - 1, shared=settings.uag_text == "all")
+            ends = self._target_worker.model_runner.model_config.hf_eos_token_id or ()
+            text = TextSource(self.width - 1, shared=settings.uag_text == "all", ends=ends)
         return Proposer(Sources(lengths, drafter, text), self.width, fixed_width=self._fixed_width,
                         overlap=self._overlap)
 
