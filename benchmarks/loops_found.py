@@ -129,12 +129,12 @@ def judged_free(ids: Sequence[int]) -> str:
 def judged_ended(ids: Sequence[int], outcome: str) -> str:
     """A thought whose loops are to be ended."""
     loop = first_loop(ids)
-    if outcome != "loop":
-        return f"{outcome}, no loop" if loop is None or len(ids) - loop[0] < 2 else "WRONG: a loop that goes on"
     if loop is None:
-        return "WRONG: ended without a loop"
+        return "WRONG: ended without a loop" if outcome == "loop" else f"{outcome}, no loop"
     late, cycle = len(ids) - loop[0], loop[1]
-    return "ended" if late <= 2 * cycle else f"WRONG: ended {late} ids late, cycle {cycle}"
+    if late > 2 * cycle:
+        return f"WRONG: {outcome} {late} ids late, cycle {cycle}"
+    return "ended" if outcome == "loop" else f"{outcome}, as the response is over within two cycles"
 
 
 def judge(file: Path) -> int:
