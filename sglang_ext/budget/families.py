@@ -150,8 +150,8 @@ MUSE_HEADER = ("<|start|>", Gap.ANY)
 MUSE = Family(
     " to=self<|message|>", "<|eom|>",
     openings=(
-        Opening(("to=self", Gap.STOP, Gap.ANY, "<|message|>")),
-        Opening(("to=self<", Gap.ANY, "<|message|>")),
+        Opening(("to=self", Gap.STOP, Gap.TEXT, "<|message|>")),
+        Opening(("to=self<", Gap.TEXT, "<|message|>")),
         Opening((*MUSE_HEADER, "to=self", Gap.STOP, Gap.ANY, "<|message|>"), decides=True),
         Opening((*MUSE_HEADER, "to=", Gap.NAME, Gap.STOP, Gap.ANY, "<|message|>"), decides=True, opens=False),
         Opening((*MUSE_HEADER, "<|message|>"), opens=False),
